@@ -1,14 +1,15 @@
-//! The check of a pool against all rules of the format. Its devices must not be in use.
+//! The check of a pool: its maps, its catalogue and its reference counts, in all copies, and that its journal is whole. Its
+//! devices must not be in use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use sarsen_block::Store;
+use sarsen_block::{Buffer, Store};
 
 use crate::PoolError;
 use crate::checkpoint::counts_page;
-use crate::copies::Place;
+use crate::copies::{Place, Slot};
 use crate::devices::{Devices, NOT_ONLINE};
 use crate::format::{
     CATALOGUE_HEIGHT, FAN_OUT, FILLING, IS_SNAPSHOT, IS_VOLUME, PAGE, VERSION, VOLUMES, unpadded,
@@ -35,6 +36,9 @@ impl fmt::Display for Finding {
 pub struct Checked {
     /// What is inconsistent.
     pub findings: Vec<Finding>,
+    /// Number of pages of maps, of the catalogue and of reference counts that are damaged on a device and intact on another one, by the number of the first. A scrub
+    /// writes them again.
+    pub damaged_copies: BTreeMap<u8, u64>,
     /// Devices that are left out: their numbers, and the reasons.
     pub left_out: Vec<(u8, String)>,
 }
@@ -47,7 +51,7 @@ pub async fn check(stores: Vec<Arc<dyn Store>>) -> Result<Checked, PoolError> {
     {
         Ok(state) => state,
         Err(PoolError::Damaged { what }) => {
-            return Ok(Checked { findings: vec![Finding(what)], left_out: Vec::new() });
+            return Ok(Checked { findings: vec![Finding(what)], ..Checked::default() });
         }
         Err(error) => return Err(error),
     };
@@ -69,19 +73,22 @@ pub async fn check(stores: Vec<Arc<dyn Store>>) -> Result<Checked, PoolError> {
         devices: &devices,
         state: &state,
         findings,
+        damaged_copies: BTreeMap::new(),
         pages: BTreeMap::new(),
         chunks: BTreeMap::new(),
     };
     let version = superblock.version.get();
-    check.catalogue(superblock.catalogue.get(), superblock.next_volume.get(), version).await?;
-    check.counts().await?;
-    Ok(Checked { findings: check.findings, left_out })
+    check.catalogue(superblock.catalogue.get(), superblock.next_volume.get(), version).await;
+    check.counts().await;
+    let Check { findings, damaged_copies, .. } = check;
+    Ok(Checked { findings, damaged_copies, left_out })
 }
 
 struct Check<'a> {
     devices: &'a Devices,
     state: &'a State,
     findings: Vec<Finding>,
+    damaged_copies: BTreeMap<u8, u64>,
     /// References to pages, and their levels, by address.
     pages: BTreeMap<u64, (u16, u8)>,
     /// References to chunks, by address.
@@ -93,70 +100,86 @@ impl Check<'_> {
         self.findings.push(Finding(what.into()));
     }
 
-    /// Reads a page from each of its complete copies. Returns it if `parse` accepts all of them.
+    /// Reads a page from each of its complete copies. Returns the first one that `parse` accepts, if no other one differs.
     async fn read<T>(
         &mut self,
         place: Place,
         parse: impl Fn(&[u8]) -> Result<T, String>,
-    ) -> Result<Result<T, String>, PoolError> {
-        let mut result = Err(NOT_ONLINE.to_owned());
+    ) -> Result<T, String> {
+        let mut intact: Option<(Slot, Buffer, T)> = None;
+        let mut damaged = Vec::new();
         for slot in place.sources() {
-            let at = self.devices.at(slot, place.offset);
-            result = parse(&self.devices.read_metadata(at, PAGE).await?);
-            if let Err(what) = result {
-                return Ok(Err(format!("on device {}: {what}", slot.device)));
+            let read = self.devices.read_metadata(self.devices.at(slot, place.offset), PAGE).await;
+            let parsed = match read {
+                Ok(bytes) => parse(&bytes).map(|page| (slot, bytes, page)),
+                Err(PoolError::Device { source, .. }) => Err(source.to_string()),
+                Err(error) => Err(error.to_string()),
+            };
+            match (parsed, &intact) {
+                (Ok((_, bytes, _)), Some((first, other, _))) if bytes[..] != other[..] => {
+                    let (one, other) = (first.device, slot.device);
+                    return Err(format!(
+                        "its copies on devices {one} and {other} are intact, and differ"
+                    ));
+                }
+                (Ok(_), Some(_)) => {}
+                (Ok(found), None) => intact = Some(found),
+                (Err(what), _) => damaged.push((slot.device, what)),
             }
         }
-        Ok(result)
+        if let Some((_, _, page)) = intact {
+            for (device, _) in damaged {
+                *self.damaged_copies.entry(device).or_default() += 1;
+            }
+            return Ok(page);
+        }
+        let first = damaged.into_iter().next();
+        Err(first
+            .map_or(NOT_ONLINE.to_owned(), |(device, what)| format!("on device {device}: {what}")))
     }
 
     /// Reads a page of a tree. Returns it the first time, unless it is damaged.
-    async fn page(&mut self, address: u64, level: u8) -> Result<Option<Page>, PoolError> {
+    async fn page(&mut self, address: u64, level: u8) -> Option<Page> {
         let (references, known) = self.pages.entry(address).or_insert((0, level));
         *references = references.saturating_add(1);
         if *references > 1 {
             if *known != level {
                 self.find(format!("page {address:#x} is at two levels of trees"));
             }
-            return Ok(None);
+            return None;
         }
         let Some(place) = self.state.space.place(SlabKind::Pages, Unit::of_page(address)) else {
             self.find(format!("page {address:#x} is in no slab of pages"));
-            return Ok(None);
+            return None;
         };
         let pool = self.state.pool;
-        match self.read(place, |bytes| Page::parse(bytes, pool, address)).await? {
+        match self.read(place, |bytes| Page::parse(bytes, pool, address)).await {
             Ok(page) if page.header().level != level => {
                 self.find(format!(
                     "page {address:#x} has another level than its place in its tree"
                 ));
-                Ok(None)
+                None
             }
             Ok(page) if page.header().generation.get() >= self.state.generation => {
                 self.find(format!("page {address:#x} is newer than the checkpoint"));
-                Ok(None)
+                None
             }
-            Ok(page) => Ok(Some(page)),
+            Ok(page) => Some(page),
             Err(what) => {
                 self.find(format!("page {address:#x}: {what}"));
-                Ok(None)
+                None
             }
         }
     }
 
-    async fn catalogue(
-        &mut self,
-        root: u64,
-        next_volume: u32,
-        version: u32,
-    ) -> Result<(), PoolError> {
+    async fn catalogue(&mut self, root: u64, next_volume: u32, version: u32) {
         let mut rows = Vec::new();
         let mut waiting = vec![(root, CATALOGUE_HEIGHT - 1)];
         while let Some((address, level)) = waiting.pop() {
             if address == 0 {
                 continue;
             }
-            match self.page(address, level).await? {
+            match self.page(address, level).await {
                 Some(Page::Volumes(page)) => {
                     rows.extend(
                         (0..VOLUMES).map(|at| page.rows[at]).filter(|row| row.id.get() != 0),
@@ -190,7 +213,7 @@ impl Check<'_> {
             }
             let is_live = row.flags & crate::format::DELETING == 0;
             let before = self.findings.len();
-            let counted = self.map(row.root.get(), row.height).await?;
+            let counted = self.map(row.root.get(), row.height).await;
             let (pages, chunks) = (u64::from(row.pages.get()), row.chunks.get());
             if let Some(counted) = counted.filter(|&counted| counted != (pages, chunks))
                 && is_live
@@ -203,19 +226,18 @@ impl Check<'_> {
                 ));
             }
         }
-        Ok(())
     }
 
     /// Checks a map. Returns its pages and its references to chunks, if no page is one of another map, too.
-    async fn map(&mut self, root: u64, height: u8) -> Result<Option<(u64, u64)>, PoolError> {
+    async fn map(&mut self, root: u64, height: u8) -> Option<(u64, u64)> {
         if root == 0 {
-            return Ok(Some((0, 0)));
+            return Some((0, 0));
         }
         let (mut pages, mut chunks, mut is_whole) = (0, 0, true);
         let mut waiting = vec![(root, height.saturating_sub(1))];
         while let Some((address, level)) = waiting.pop() {
             pages += 1;
-            match self.page(address, level).await? {
+            match self.page(address, level).await {
                 Some(Page::Leaf(leaf)) => {
                     let mut bases = BTreeSet::new();
                     for index in 0..FAN_OUT {
@@ -247,11 +269,11 @@ impl Check<'_> {
                 None => is_whole = false,
             }
         }
-        Ok(is_whole.then_some((pages, chunks)))
+        is_whole.then_some((pages, chunks))
     }
 
     /// Compares the references that were found with the reference counts.
-    async fn counts(&mut self) -> Result<(), PoolError> {
+    async fn counts(&mut self) {
         for (kind, what) in [(SlabKind::Pages, "page"), (SlabKind::Data, "chunk")] {
             let mut found: BTreeMap<Unit, u16> = match kind {
                 SlabKind::Pages => {
@@ -275,9 +297,11 @@ impl Check<'_> {
                 {
                     let pool = self.state.pool;
                     let parse = |bytes: &[u8]| counts_page(bytes, pool, slab, number as u32);
-                    match self.read(place, parse).await? {
+                    match self.read(place, parse).await {
                         Ok(page) => counts.extend(page.counts.iter().map(|count| count.get())),
-                        Err(what) => self.find(what),
+                        Err(what) => {
+                            self.find(format!("the reference counts of slab {slab}: {what}"));
+                        }
                     }
                 }
                 let units = self.state.shape().units(kind);
@@ -302,6 +326,5 @@ impl Check<'_> {
                 ));
             }
         }
-        Ok(())
     }
 }

@@ -409,8 +409,8 @@ impl Shared {
         Ok(true)
     }
 
-    /// Calculates the checksums of blocks that nothing writes, and that have none. Copies differ only in blocks that no volume
-    /// has written: these get none.
+    /// Calculates the checksums of blocks that nothing writes, that have none, and that are durable. Copies differ only in blocks
+    /// that no volume has written: these get none.
     pub(crate) async fn sum(self: &Arc<Self>, place: Place, length: u64) -> Result<(), PoolError> {
         let checksums = self.checksums(&place, length).await?;
         let count = (length >> BLOCK_SHIFT) as usize;
@@ -443,22 +443,23 @@ impl Shared {
         Ok(())
     }
 
-    /// Sets the checksum of a block that has none. These devices have the block. Other copies may have something else, if no
-    /// volume has written it: they must be completed.
+    /// Sets the checksum of a block that has none. These devices have the block durably. If there are other copies, which may
+    /// have something else where no volume has written, it gets none until they are complete: an interrupted checkpoint may
+    /// leave the checksum there, and say nothing of what these copies lack. Returns whether it has one now.
     pub(crate) fn set_missing(
         &self,
         place: &Place,
         (checksums, number): (&BlockChecksums, usize),
         block: &[u8],
         devices: &[u8],
-    ) {
-        let mut state = self.state.write();
-        checksums.set(number, checksum_of(block));
-        let regions = state.shape().regions_of(place.offset, place.offset + PAGE as u64);
-        let Some(slab) = state.space.slab(place.slab) else { return };
+    ) -> bool {
+        let state = self.state.read();
+        let Some(slab) = state.space.slab(place.slab) else { return false };
         let has_block = |device: u8| devices.contains(&device) && state.space.is_written(device);
-        let copies = slab.copies.iter().map(|(slot, _)| slot.device);
-        let others: Vec<u8> = copies.filter(|&device| !has_block(device)).collect();
-        others.into_iter().for_each(|device| state.space.lack(place.slab, regions, device));
+        let is_everywhere = slab.copies.iter().all(|(slot, _)| has_block(slot.device));
+        if is_everywhere {
+            checksums.set(number, checksum_of(block));
+        }
+        is_everywhere
     }
 }

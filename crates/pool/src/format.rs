@@ -24,6 +24,8 @@ pub(crate) const VOLUMES: usize = 15;
 pub(crate) const CATALOGUE_HEIGHT: u8 = 3;
 /// Maximum number of devices of a pool.
 pub(crate) const DEVICES_MAX: usize = 32;
+/// Maximum generation of a checkpoint. No pool reaches it; the ones behind it are for numbers that are calculated from it.
+pub(crate) const GENERATION_MAX: u64 = 1 << 63;
 /// Maximum number of pages with rows of slabs.
 pub(crate) const ROW_PAGES_MAX: usize = 1 << 14;
 /// Places of a device's two superblocks.

@@ -12,9 +12,9 @@ use crate::copies::{Copies, DevicePlace, Slot, Standing};
 use crate::devices::{Device, Devices, TOGETHER};
 use crate::error::{Blocked, Load};
 use crate::format::{
-    DEVICES_MAX, DeviceRow, KEEPER, LEFT_OUT, MAGIC, NAME_MAX, PAGE, PageHeader, PageKind, ROWS,
-    RowsPage, SUPERBLOCKS, Sealed as _, Superblock, VERSION, VERSION_MIN, VERSION_WHOLE, bit,
-    padded, pool_number, unpadded,
+    DEVICES_MAX, DeviceRow, GENERATION_MAX, KEEPER, LEFT_OUT, MAGIC, NAME_MAX, PAGE, PageHeader,
+    PageKind, ROWS, RowsPage, SUPERBLOCKS, Sealed as _, Superblock, VERSION, VERSION_MIN,
+    VERSION_WHOLE, bit, padded, pool_number, unpadded,
 };
 use crate::journal::{Replayed, Ring};
 use crate::members::Member;
@@ -88,6 +88,8 @@ pub struct DeviceIdentity {
     pub checkpoint: u64,
     /// Its own identifier.
     pub device: [u8; 16],
+    /// Its number in its pool.
+    pub number: u8,
 }
 
 /// Returns what a device of a pool says about itself. Nothing else is checked.
@@ -98,6 +100,7 @@ pub async fn identify(store: Arc<dyn Store>) -> Result<DeviceIdentity, PoolError
         pool: superblock.pool,
         checkpoint: superblock.generation.get(),
         device: superblock.devices[usize::from(superblock.device.get())].identifier,
+        number: superblock.device.get() as u8,
     })
 }
 
@@ -337,7 +340,10 @@ pub(crate) async fn read_superblock(
         }
         if !(VERSION_MIN..=VERSION).contains(&superblock.version.get()) {
             problem = PoolProblem::Version(superblock.version.get());
-        } else if !superblock.is_intact() || usize::from(superblock.device.get()) >= DEVICES_MAX {
+        } else if !superblock.is_intact()
+            || usize::from(superblock.device.get()) >= DEVICES_MAX
+            || superblock.generation.get() > GENERATION_MAX
+        {
             if problem == PoolProblem::NoPool {
                 problem = PoolProblem::Damaged;
             }

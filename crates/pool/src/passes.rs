@@ -157,7 +157,8 @@ impl Shared {
         self.end_writes().await;
         let moves = || self.state.read().space.tiering.destination(number).is_some();
         let reason = if moves() { CopyReason::Move } else { CopyReason::Repair };
-        for window in self.windows(number, true) {
+        let windows = self.windows(number, true);
+        for window in windows.iter().cloned() {
             let bytes = self.copy_window(number, targets, window).await?;
             self.copying.pause(self.tasks.pause(reason, bytes)).await;
             tokio::task::yield_now().await;
@@ -168,10 +169,21 @@ impl Shared {
         }
         // A checkpoint that is being written calls the copies stale: if the device of the other copy failed meanwhile, it would
         // leave none.
-        let _writer = self.writer.lock().await;
-        let mut state = self.state.write();
-        if state.space.mirrors.is_complete() {
+        {
+            let _writer = self.writer.lock().await;
+            let mut state = self.state.write();
+            if !state.space.mirrors.is_complete() {
+                return Ok(());
+            }
             state.space.complete(number, targets);
+            if state.space.checksums_range(number).is_none() {
+                return Ok(());
+            }
+        }
+        // Blocks get no checksum while a copy lacks them.
+        self.flush_written().await?;
+        for window in windows.into_iter().skip(1) {
+            self.sum_window(number, window).await?;
         }
         Ok(())
     }
@@ -285,17 +297,25 @@ impl Shared {
             self.resolve(Blocked::Missing(vec![Load::Counts(number)])).await?;
         }
         for start in range.clone().step_by(WINDOW as usize) {
-            let window = start..range.end.min(start + WINDOW);
-            let sum = async |used: Vec<Range<u64>>| {
-                for used in used {
-                    let Some(place) = self.place_at(number, used.start) else { return Ok(()) };
-                    self.sum(place, used.end - used.start).await?;
-                }
-                Ok(())
-            };
-            self.in_window(number, window, sum).await?;
-            tokio::task::yield_now().await;
+            self.sum_window(number, start..range.end.min(start + WINDOW)).await?;
         }
+        Ok(())
+    }
+
+    async fn sum_window(
+        self: &Arc<Self>,
+        number: u32,
+        window: Range<u64>,
+    ) -> Result<(), PoolError> {
+        let sum = async |used: Vec<Range<u64>>| {
+            for used in used {
+                let Some(place) = self.place_at(number, used.start) else { return Ok(()) };
+                self.sum(place, used.end - used.start).await?;
+            }
+            Ok(())
+        };
+        self.in_window(number, window, sum).await?;
+        tokio::task::yield_now().await;
         Ok(())
     }
 
@@ -314,8 +334,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Reads everything that is in use, compares the copies, and writes those again that differ from the first one or cannot be
-    /// read.
+    /// Reads everything that is in use, compares the copies, and writes those again that cannot be read, are damaged, or differ
+    /// from the others.
     pub(crate) async fn scrub(
         self: &Arc<Self>,
         progress: &mut impl FnMut(u64, u64),
@@ -380,6 +400,12 @@ impl Shared {
             async move { (slot, ended.await.map(|data| data.into_buffer())) }
         });
         let mut copies = join_all(reads.collect::<Vec<_>>()).await;
+        if length > PAGE as u64 && copies.iter().any(|(_, data)| data.is_err()) {
+            // Another copy may have what this one cannot read, and lack something else.
+            let middle = range.start + (length / 2).next_multiple_of(PAGE as u64);
+            Box::pin(self.compare(number, range.start..middle, scrubbed)).await?;
+            return Box::pin(self.compare(number, middle..range.end, scrubbed)).await;
+        }
         let mut checksums = None;
         if place.has_checksums {
             let found = self.checksums(&place, length).await?;
@@ -390,7 +416,17 @@ impl Shared {
         // A device may have been left out meanwhile.
         copies.retain(|(slot, _)| self.state.read().space.is_written(slot.device));
         scrubbed.read_bytes += length * copies.len() as u64;
-        let piece = if is_page || place.has_checksums { PAGE as u64 } else { length };
+        let are_equal = match copies.split_first() {
+            Some(((_, Ok(first)), others)) => others
+                .iter()
+                .all(|(_, other)| other.as_ref().is_ok_and(|other| other[..] == first[..])),
+            _ => false,
+        };
+        if are_equal && !is_page && checksums.is_none() {
+            return Ok(());
+        }
+        let piece = PAGE as u64;
+        let (mut unsummed, mut is_rewritten) = (Vec::new(), false);
         for start in (0..length).step_by(piece as usize) {
             let of = |data: &[u8]| data[start as usize..(start + piece) as usize].to_vec();
             let read: Vec<(Slot, Option<Vec<u8>>)> = copies
@@ -398,7 +434,7 @@ impl Shared {
                 .map(|(slot, data)| (*slot, data.as_ref().ok().map(|data| of(data))))
                 .collect();
             let number = (start / PAGE as u64) as usize;
-            // A page, or a checksum, says what is intact. Otherwise the value that most copies have counts, or the first one.
+            // A page, or a checksum, says what is intact. Otherwise the content that most copies have counts, or the first one.
             let is_good = |data: &Vec<u8>| {
                 (!is_page || is_intact(data))
                     && checksums.as_ref().is_none_or(|checksums| checksums.allows(number, data))
@@ -434,6 +470,7 @@ impl Shared {
                 if data.as_ref() != Some(best) {
                     let good = Payload::from(Buffer::copy_of(best));
                     self.write_copy(*slot, range.start + start, good).await?;
+                    is_rewritten = true;
                     match data {
                         Some(data) if is_good(data) => scrubbed.differing_bytes += piece,
                         _ => {
@@ -445,9 +482,19 @@ impl Shared {
                     }
                 }
             }
-            if let Some(checksums) = checksums.as_ref().filter(|one| one.get(number) == 0) {
-                let devices: Vec<u8> = read.iter().map(|(slot, _)| slot.device).collect();
-                self.set_missing(&place.at(start), (checksums, number), best, &devices);
+            if checksums.as_ref().is_some_and(|one| one.get(number) == 0) {
+                unsummed.push((start, best.clone()));
+            }
+        }
+        let Some(checksums) = checksums.filter(|_| !unsummed.is_empty()) else { return Ok(()) };
+        if is_rewritten {
+            // A checkpoint that writes the checksums may have flushed before.
+            self.flush_written().await?;
+        }
+        let devices: Vec<u8> = copies.iter().map(|(slot, _)| slot.device).collect();
+        for (start, block) in unsummed {
+            let number = (start / PAGE as u64) as usize;
+            if self.set_missing(&place.at(start), (&checksums, number), &block, &devices) {
                 scrubbed.summed_bytes += piece;
             }
         }

@@ -7,7 +7,7 @@ use sarsen_block::{
 };
 
 use super::device::SimulatedDevice;
-use super::runner::{LocalTasks, run};
+use super::runner::{LocalTasks, end_all, run, run_until};
 use super::{is_clean, label, new_pool, stores, volume};
 use crate::{ChecksumErrors, NewVolume, Pool, PoolVolume, VolumeId};
 
@@ -104,6 +104,38 @@ fn block_that_has_changed_is_not_read_until_it_is_written() {
         assert!(is_mismatch(&write(&store, 21 * BLOCK, &[1; 512]).await));
         is_clean(&devices).await;
     });
+}
+
+/// A scrub makes copies equal and sets a checksum, and the power fails after so many requests. Returns whether it was complete.
+fn scrub_is_interrupted(seed: u64, requests: u64) -> bool {
+    let devices = [1, 2].map(|device| SimulatedDevice::new(32 << 20, 2 * seed + device));
+    end_all(run(&devices, pool_with(&devices, 2)));
+    // The volume has not written the end of its last chunk, and the copies differ there.
+    let unwritten = place_of(&devices[1], BLOCKS - 1, 1) + BLOCK;
+    devices[1].edit(unwritten, BLOCK, |block| block.fill(5));
+    let ended = run_until(&devices, requests, async {
+        let pool = Pool::open(stores(&devices), LocalTasks::shared()).await.expect("opened");
+        let scrubbed = pool.scrub(|_, _| {}).await.expect("scrubbed");
+        assert_eq!(scrubbed.differing_bytes, BLOCK as u64);
+        pool.checkpoint().await.expect("written");
+    });
+    end_all(());
+    devices.iter().for_each(|device| device.crash_with(50));
+    run(&devices, async {
+        let pool = Pool::open(stores(&devices), LocalTasks::shared()).await.expect("opened");
+        let scrubbed = pool.scrub(|_, _| {}).await.expect("scrubbed");
+        assert_eq!(scrubbed.repaired_bytes, 0, "seed {seed}, {requests} requests: {scrubbed:?}");
+    });
+    end_all(());
+    ended.is_some()
+}
+
+/// A checkpoint writes checksums to their only place, before it flushes.
+#[test]
+fn checksum_of_a_block_is_not_durable_before_all_copies_of_the_block() {
+    for seed in 0..6 {
+        let _complete = (1..).step_by(2).find(|&requests| scrub_is_interrupted(seed, requests));
+    }
 }
 
 #[test]

@@ -211,7 +211,8 @@ impl History {
         let others = checked.left_out.iter().filter(|(_, reason)| {
             !reason.contains("without the other") && !reason.contains("it is missing")
         });
-        let is_clean = checked.findings.is_empty() && others.count() == 0;
+        let is_clean =
+            checked.findings.is_empty() && checked.damaged_copies.is_empty() && others.count() == 0;
         assert!(is_clean, "seed {}: {checked:#?}", self.seed);
     }
 

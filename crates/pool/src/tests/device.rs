@@ -91,6 +91,14 @@ impl SimulatedDevice {
         self.inner.lock().image.len()
     }
 
+    /// Returns the first offset behind another one that has this content.
+    pub(super) fn find(&self, behind: usize, content: &[u8]) -> Option<usize> {
+        let inner = self.inner.lock();
+        let parts = inner.image[behind..].chunks_exact(content.len());
+        let at = parts.into_iter().position(|part| part == content)?;
+        Some(behind + at * content.len())
+    }
+
     /// Changes bytes, which a power failure does not bring back.
     pub(super) fn edit(&self, offset: usize, length: usize, edit: impl FnOnce(&mut [u8])) {
         let inner = &mut *self.inner.lock();

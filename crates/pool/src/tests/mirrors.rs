@@ -5,15 +5,16 @@ use std::sync::Arc;
 use sarsen_block::{
     BlockError, BlockSize, Buffer, Durability, Extent, OptimalTransfer, Store as _,
 };
+use zerocopy::{FromBytes as _, IntoBytes as _};
 
 use super::device::SimulatedDevice;
 use super::runner::{LocalTasks, end_all, poll_once, run, run_until};
 use super::{is_clean, label, new_pool, stores, volume};
 use crate::copies::{Copies, Slot, Standing};
-use crate::format::{PAGE, SUPERBLOCKS};
+use crate::format::{CountsPage, PAGE, PageKind, SUPERBLOCKS, Sealed as _};
 use crate::shape::SlabKind;
 use crate::space::{Class, SlabPart};
-use crate::{DeviceState, NewVolume, Pool, PoolError, PoolVolume, VolumeId, check};
+use crate::{Checked, DeviceState, NewVolume, Pool, PoolError, PoolVolume, VolumeId, check};
 
 const SIZE: u64 = 4 << 20;
 
@@ -279,6 +280,73 @@ fn damaged_page_is_read_from_another_copy() {
         pool.maintain_once().await.expect("written again");
         pool.checkpoint().await.expect("written");
         is_clean(&devices).await;
+    });
+}
+
+#[test]
+fn check_tells_damaged_copies_from_inconsistencies() {
+    let devices = [1, 2].map(|seed| SimulatedDevice::new(32 << 20, seed));
+    run(&devices, async {
+        let (pool, id) = pool_with(&devices, &mirrored(2, 1)).await;
+        fill(&pool.open_volume(id).await.expect("opened"), 1).await;
+        pool.checkpoint().await.expect("written");
+    });
+    let checked = || run(&devices, check(stores(&devices))).expect("checked");
+    devices[0].take_reads();
+    assert_eq!(checked(), Checked::default());
+    let slabs = run(&devices, open(&devices)).shared.devices.get(0).expect("it").layout.slabs;
+    let pages: Vec<_> = devices[0].take_reads().into_iter().map(|(offset, _)| offset).collect();
+    let pages = pages.into_iter().filter(|&offset| offset >= slabs as usize);
+    let pages: Vec<_> = pages.collect::<std::collections::BTreeSet<_>>().into_iter().collect();
+    // Another one has them.
+    pages.iter().for_each(|offset| devices[1].flip(offset + 99));
+    let found = checked();
+    assert!(found.findings.is_empty() && found.damaged_copies[&1] > 3, "{found:?}");
+    // None has them.
+    pages.iter().for_each(|offset| devices[0].flip(offset + 98));
+    assert!(!checked().findings.is_empty());
+    pages.iter().for_each(|offset| devices[0].flip(offset + 98));
+    pages.iter().for_each(|offset| devices[1].flip(offset + 99));
+    assert_eq!(checked(), Checked::default());
+    // Both have an intact one, and they differ.
+    let mut is_changed = false;
+    for offset in pages {
+        devices[1].edit(offset, PAGE, |bytes| {
+            if !is_changed && bytes[4] == PageKind::Counts as u8 {
+                let mut page = CountsPage::read_from_bytes(bytes).expect("a page");
+                page.counts[100] = 7.into();
+                page.seal();
+                bytes.copy_from_slice(page.as_bytes());
+                is_changed = true;
+            }
+        });
+    }
+    let found = checked();
+    assert!(is_changed && found.findings[0].0.contains("and differ"), "{found:?}");
+}
+
+#[test]
+fn scrub_compares_each_block_of_copies_without_checksums() {
+    let devices = [1, 2, 3].map(|seed| SimulatedDevice::new(32 << 20, seed));
+    run(&devices, async {
+        let (pool, id) = pool_with(&devices, &mirrored(3, 1)).await;
+        fill(&pool.open_volume(id).await.expect("opened"), 1).await;
+        pool.checkpoint().await.expect("written");
+        // Each device has another wrong block, in data that is read together.
+        let slabs = pool.shared.devices.get(0).expect("it is there").layout.slabs as usize;
+        let first = |device: &SimulatedDevice| {
+            device.find(slabs, &[1; PAGE]).expect("data of the volume").next_multiple_of(64 << 10)
+        };
+        for (number, device) in devices.iter().enumerate() {
+            device.edit(first(device) + number * PAGE, PAGE, |block| block.fill(9));
+        }
+        let scrubbed = pool.scrub(|_, _| {}).await.expect("read");
+        assert_eq!(scrubbed.differing_bytes, 3 * PAGE as u64, "{scrubbed:?}");
+        has_only(&pool, id, 1).await;
+        for leaving in [0, 1] {
+            pool.leave_out_device(leaving, "for a test").await.expect("left out");
+            has_only(&pool, id, 1).await;
+        }
     });
 }
 
