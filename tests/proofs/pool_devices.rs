@@ -445,6 +445,8 @@ fn a_scrub_repairs_what_is_damaged_on_one_of_two_devices() -> Result<()> {
     ensure!(bytes("lost_bytes")? == 0 && bytes("read_bytes")? >= 32 << 20, "{last}");
     let shown = server.run(&["pool", "status", "tank"])?;
     ensure!(shown.contains("last scrub"), "{shown}");
+    let events = server.run(&["event", "list"])?;
+    ensure!(events.contains("pool_scrub_ended") && events.contains("differed"), "{events}");
     server.stop()?;
     fs::rename(&both[0], folder.path().join("away"))?;
     let server = start(folder.path())?;

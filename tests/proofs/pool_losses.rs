@@ -73,10 +73,24 @@ fn a_pool_goes_on_without_a_dead_disk_that_had_the_only_copy_of_something() -> R
         .refused(FAILED, &["pool", "recover", "tank", "--lose", "damaged-journal", "--destroy"])?;
     let both = "--lose damaged-journal --lose missing-devices";
     ensure!(refused.contains(both), "another loss: {refused}");
+    // It can be tried.
+    let before = fs::read(&first)?;
+    let preview = ["pool", "recover", "tank", "--lose", "missing-devices", "--dry-run"];
+    let would = server.json(&preview)?;
+    let would_lose = |name: &str| {
+        let found = would.as_array().into_iter().flatten().find(|one| one["name"] == name);
+        found.and_then(|one| one["lost_bytes"].as_u64()).with_context(|| format!("{name}: {would}"))
+    };
+    let (of_volume, of_snapshot) = (would_lose("striped")?, would_lose("striped@s")?);
+    ensure!(of_volume == of_snapshot && would_lose("mirrored")? == 0, "{would}");
+    ensure!(fs::read(&first)? == before, "the preview has written");
+    let problem = contents(&server)?["pool"]["problem"].clone();
+    ensure!(problem.as_str().is_some_and(|one| one.contains("missing-devices")), "{problem}");
     recover(&server, "missing-devices")?;
     wait_until(|| Ok(qemu_io(&server, "mirrored", &["read -P 0x11 0 32M"]).is_ok()))?;
     let gone = lost(&server, "striped")?;
     ensure!((8 << 20..=24 << 20).contains(&gone), "about half of it: {gone}");
+    ensure!(gone == of_volume, "{of_volume} was foreseen, and {gone} are lost");
     ensure!(lost(&server, "striped@s")? == gone && lost(&server, "mirrored")? == 0);
     wait_for_problem(&server, &["has lost the data"])?;
     ensure!(qemu_io(&server, "striped", &["read -P 0x11 0 32M"]).is_err(), "half of it is lost");
@@ -127,10 +141,14 @@ fn a_pool_is_recovered_without_a_server_before_another_one_imports_it() -> Resul
     let import = ["pool", "import", "tank", "--device", &one];
     let refused = server.refused(FAILED, &import)?;
     ensure!(refused.contains("pool recover tank --lose missing-devices"), "{refused}");
-    ensure!(refused.contains("with --offline and --device"), "{refused}");
+    ensure!(refused.contains("add --offline and --device"), "{refused}");
     let recover = ["pool", "recover", "tank", "--offline", "--device", &one, "--destroy"];
     let refused = server.refused(FAILED, &recover)?;
     ensure!(refused.contains("--lose missing-devices"), "nothing was accepted: {refused}");
+    let preview = [&recover[..6], &["--lose", "missing-devices", "--dry-run"]].concat();
+    let would = server.run(&preview)?;
+    let is_whole = |line: &str| line.starts_with("mirrored") && line.ends_with(" 0 bytes");
+    ensure!(would.contains("striped") && would.lines().any(is_whole), "{would}");
     server.run(&[&recover[..], &["--lose", "missing-devices"]].concat())?;
     // The server remembers a failed attempt for some seconds.
     wait_until(|| Ok(server.run(&import).is_ok()))?;

@@ -11,7 +11,10 @@ use sarsen_node::schema::pools::{
     AddPoolDevice, ChangePoolDevice, CreatePool, NewPoolDevice, PoolContents, PoolDevice, PoolList,
     PoolLoss, PoolScrub, PoolStatus, PoolTier, RecoverPool, StoredVolume,
 };
-use sarsen_node::stores::{PlannedDevice, PoolPlan, check_pool, create_pool, recover_pool};
+use sarsen_node::stores::{
+    CheckedPool, PlannedDevice, PoolPlan, check_pool, create_pool, preview_recovery_offline,
+    recover_pool,
+};
 
 use crate::control::{ServerOptions, table, utc};
 use crate::disk::{confirm_loss, on_a_core};
@@ -97,27 +100,8 @@ pub(crate) enum Verb {
     },
     /// Open a pool that cannot be opened without a loss: `sarsen pool status` says of what. Do this only if the missing or
     /// damaged devices cannot be recovered.
-    Recover {
-        /// The name of the pool.
-        name: String,
-        /// A loss to accept; can be repeated: `newer-data`, all writes since the available devices were left out; `damaged-journal`, all writes
-        /// after a damaged place of the journal; `missing-devices`, what is only on missing devices.
-        #[arg(long, value_name = "WHAT", value_parser = PoolLoss::parse, default_value = "newer-data")]
-        lose: Vec<PoolLoss>,
-        /// Recover the pool without a server, from the devices that are left: for a server that runs by a configuration file or
-        /// flags, or before `sarsen pool import`.
-        #[arg(long, requires = "devices")]
-        offline: bool,
-        /// With --offline: a device that is left. Several may be given.
-        #[arg(long = "device", value_name = "PATH", requires = "offline")]
-        devices: Vec<PathBuf>,
-        /// Do not ask for confirmation.
-        #[arg(long)]
-        destroy: bool,
-        #[command(flatten)]
-        options: ServerOptions,
-    },
-    /// Read everything in a pool, and repair what cannot be read or has a wrong checksum from other copies.
+    Recover(Recover),
+    /// Read everything in a pool. What cannot be read or has a wrong checksum is written again from another copy.
     Scrub {
         /// The name of the pool.
         name: String,
@@ -163,6 +147,102 @@ pub(crate) struct Create {
     offline: bool,
     #[command(flatten)]
     options: ServerOptions,
+}
+
+/// Flags of `sarsen pool recover`.
+#[derive(clap::Args)]
+pub(crate) struct Recover {
+    /// The name of the pool.
+    name: String,
+    /// A loss to accept; can be repeated: `newer-data`, all writes since the available devices were left out; `damaged-journal`, all writes
+    /// after a damaged place of the journal; `missing-devices`, what is only on missing devices.
+    #[arg(long, value_name = "WHAT", value_parser = PoolLoss::parse, default_value = "newer-data")]
+    lose: Vec<PoolLoss>,
+    /// Recover the pool without a server, from the available devices: for a server without a state folder, or before
+    /// `sarsen pool import`.
+    #[arg(long, requires = "devices")]
+    offline: bool,
+    /// With --offline: an available device. Several may be given.
+    #[arg(long = "device", value_name = "PATH", requires = "offline")]
+    devices: Vec<PathBuf>,
+    /// Change nothing, and print the volumes and snapshots that the pool would have.
+    #[arg(long)]
+    dry_run: bool,
+    /// Do not ask for confirmation.
+    #[arg(long)]
+    destroy: bool,
+    #[command(flatten)]
+    options: ServerOptions,
+}
+
+impl Recover {
+    fn run(self) -> anyhow::Result<()> {
+        if self.dry_run {
+            let contents = self.preview()?;
+            if self.options.json {
+                return print_line(&serde_json::to_string(&contents)?);
+            }
+            print_line(&preview_table(&contents))?;
+            if self.lose.iter().any(|loss| *loss != PoolLoss::MissingDevices) {
+                print_line(
+                    "Newer writes and newer snapshots would be lost as well. They cannot be counted.",
+                )?;
+            }
+            return Ok(());
+        }
+        if !self.destroy {
+            let loss = |loss: &PoolLoss| match loss {
+                PoolLoss::NewerData => {
+                    "the available devices have old data; all writes since they were left out will be lost"
+                }
+                PoolLoss::DamagedJournal => {
+                    "all writes after the damaged place of the journal will be lost"
+                }
+                PoolLoss::MissingDevices => {
+                    "what is only on missing devices will be lost, even if they come back"
+                }
+            };
+            let loss = self.lose.iter().map(loss).collect::<Vec<_>>().join("; ");
+            confirm_loss(&loss, &format!("data of pool {}", self.name))?;
+        }
+        let Self { name, lose, options, .. } = &self;
+        if self.offline {
+            recover_pool(name, &self.devices(), lose)?;
+            return print_line(&format!("recovered pool {name}"));
+        }
+        show(&self.ask(false)?, options.json)
+    }
+
+    fn devices(&self) -> Vec<PathBuf> {
+        self.devices.iter().map(|path| absolute(path)).collect()
+    }
+
+    /// Returns what the pool would have.
+    fn preview(&self) -> anyhow::Result<Vec<StoredVolume>> {
+        if self.offline {
+            return Ok(preview_recovery_offline(&self.name, &self.devices(), &self.lose)?);
+        }
+        Ok(self.ask(true)?.contents)
+    }
+
+    /// Asks the server for the recovery, or for what it would do.
+    fn ask(&self, dry_run: bool) -> anyhow::Result<PoolContents> {
+        let client = self.options.client()?;
+        let path = format!("/pools/{}/recover", path_segment(&self.name));
+        let body = RecoverPool { lose: self.lose.clone(), dry_run };
+        on_a_core(async { Ok(client.post(&path, &body).await?) })
+    }
+}
+
+/// Returns what a pool would have after a recovery, and what of that would be lost.
+fn preview_table(contents: &[StoredVolume]) -> String {
+    let row = |stored: &StoredVolume| {
+        let lost = stored.lost_bytes.map_or_else(|| "-".to_owned(), render_rounded);
+        let referenced = render_rounded(stored.referenced_bytes);
+        [stored.name.clone(), render_rounded(stored.size_bytes), referenced, lost]
+    };
+    let rows: Vec<_> = contents.iter().map(row).collect();
+    table(["NAME", "SIZE", "REFERENCED", "LOST"], &rows)
 }
 
 /// A device, the size of a file that is created, and its tier.
@@ -248,32 +328,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             let path = format!("/pools/{}/devices", path_segment(&name));
             show(&on_a_core(async { Ok(client.patch(&path, &body).await?) })?, options.json)
         }
-        Verb::Recover { name, lose, offline, devices, destroy, options } => {
-            if !destroy {
-                let loss = |loss: &PoolLoss| match loss {
-                    PoolLoss::NewerData => {
-                        "the available devices have old data; all writes since they were left out will be lost"
-                    }
-                    PoolLoss::DamagedJournal => {
-                        "all writes after the damaged place of the journal will be lost"
-                    }
-                    PoolLoss::MissingDevices => {
-                        "what is only on missing devices will be lost, even if they come back"
-                    }
-                };
-                let loss = &lose.iter().map(loss).collect::<Vec<_>>().join("; ");
-                confirm_loss(loss, &format!("this data of pool {name}"))?;
-            }
-            if offline {
-                let devices: Vec<_> = devices.iter().map(|path| absolute(path)).collect();
-                recover_pool(&name, &devices, &lose)?;
-                return print_line(&format!("recovered pool {name}"));
-            }
-            let client = options.client()?;
-            let path = format!("/pools/{}/recover", path_segment(&name));
-            let body = RecoverPool { lose };
-            show(&on_a_core(async { Ok(client.post(&path, &body).await?) })?, options.json)
-        }
+        Verb::Recover(recover) => recover.run(),
         Verb::Scrub { name, stop, options } => {
             let client = options.client()?;
             let path = format!("/pools/{}/scrub", path_segment(&name));
@@ -466,7 +521,7 @@ fn scrub_line(scrub: &PoolScrub) -> Option<String> {
         0 => String::new(),
         bytes => format!(", {} {what}", render_rounded(bytes)),
     };
-    let lost = of(last.differing_bytes, "made equal")
+    let lost = of(last.differing_bytes, "without checksums differed, and are equal now")
         + &of(last.summed_bytes, "got checksums")
         + &of(last.lost_bytes, "lost");
     Some(format!(
@@ -519,12 +574,17 @@ fn check(devices: &[PathBuf], json: bool) -> anyhow::Result<()> {
     if json {
         print_line(&serde_json::to_string(&checked)?)?;
     } else {
-        let mut lines: Vec<String> =
-            checked.left_out.iter().map(|one| format!("! {one}")).collect();
+        let CheckedPool { findings, damaged_copies, left_out } = checked;
+        let mut lines: Vec<String> = left_out.iter().map(|one| format!("! {one}")).collect();
+        lines.extend(
+            damaged_copies
+                .iter()
+                .map(|one| format!("! {one}. `sarsen pool scrub` writes them again")),
+        );
         if count == 0 {
             lines.push("no inconsistencies".to_owned());
         }
-        lines.extend(checked.findings);
+        lines.extend(findings);
         print_line(&lines.join("\n"))?;
     }
     match count {

@@ -270,7 +270,7 @@ pub(super) async fn scrub(
     State(api): State<Api>,
     Path(name): Path<String>,
 ) -> Answer<PoolContents> {
-    open_pool(&api, &name)?.1.begin_scrub();
+    open_pool(&api, &name)?.1.begin_scrub(&api.front.access.events);
     Ok(Json(contents_of(&api, &name)?))
 }
 
@@ -288,7 +288,7 @@ pub(super) async fn recover(
     Path(name): Path<String>,
     body: Received,
 ) -> Answer<PoolContents> {
-    let RecoverPool { lose } = parse(body.bytes())?;
+    let RecoverPool { lose, dry_run } = parse(body.bytes())?;
     drop(body);
     let config = find_pool(&api, &name)?;
     api.check_trusted("pool: its recovery")?;
@@ -296,6 +296,12 @@ pub(super) async fn recover(
         return Err(ApiError::conflict(format!("pool {name} is open: nothing is to be recovered")));
     }
     let pools = api.engine.pools.clone();
+    if dry_run {
+        let preview = move || pools.preview_recovery(&config, &lose);
+        let contents =
+            api.engine.run_on_pool(&name, preview).await.map_err(ChangeRefused::from)??;
+        return Ok(Json(PoolContents { contents, ..contents_of(&api, &name)? }));
+    }
     let recover = move || pools.recover(&config, &lose);
     api.engine.run_on_pool(&name, recover).await.map_err(ChangeRefused::from)??;
     Ok(Json(contents_of(&api, &name)?))

@@ -29,9 +29,9 @@ use crate::model::{CacheMode, Object, SnapshotName, Textual as _};
 use crate::schema::pools::{
     ChangeSnapshot, ChangedRange, CreatePool, CreateSnapshots, NewPoolDevice, PoolContents,
     PoolList, PoolStatus, ReceivedSnapshot, RollBack, RolledBack, Snapshot, SnapshotChanges,
-    SnapshotList, StoredVolume,
+    SnapshotList,
 };
-use crate::stores::pool::{self, serial_of};
+use crate::stores::pool::{self, names_of, stored_volumes};
 use crate::stores::{OpenPool, PlannedDevice, PoolPlan, RollBackEnd, StoreError};
 
 /// Maximum number of snapshots that a request creates.
@@ -135,42 +135,9 @@ fn contents_with_ids(api: &Api, name: &str) -> Result<(PoolContents, Vec<VolumeI
     let open = api.engine.pools.get(name);
     let objects = open.as_ref().map_or_else(Vec::new, |open| open.pool.volumes());
     let own = open.as_ref().map(|open| api.engine.names_in_pool(open)).unwrap_or_default();
-    let names = names_of(&objects, &own);
-    let stored = |one: &VolumeInfo| {
-        let is_snapshot = one.kind == VolumeKind::Snapshot;
-        StoredVolume {
-            name: names.get(&one.id).cloned().unwrap_or_default(),
-            is_snapshot,
-            size_bytes: one.size,
-            referenced_bytes: one.referenced_bytes,
-            reclaimable_bytes: None,
-            lost_bytes: None,
-            created_unix_seconds: one.label.created,
-            origin: one.origin.and_then(|origin| names.get(&origin).cloned()),
-            is_protected: one.is_protected,
-            copies: one.copies,
-            stripes: one.stripes,
-            has_checksums: one.has_checksums,
-            serial: serial_of(&one.label.identifier).filter(|_| !is_snapshot),
-        }
-    };
-    let contents = objects.iter().map(stored).collect();
+    let contents = stored_volumes(&objects, &own);
     let ids = objects.iter().map(|one| one.id).collect();
     Ok((PoolContents { pool: status(api, &config), contents }, ids))
-}
-
-/// Returns the names of volumes and snapshots. A volume of this server has its name there, others that of the catalogue.
-fn names_of(objects: &[VolumeInfo], own: &HashMap<VolumeId, String>) -> HashMap<VolumeId, String> {
-    let mut names: HashMap<VolumeId, String> = HashMap::new();
-    for one in objects.iter().filter(|one| one.kind == VolumeKind::Volume) {
-        names.insert(one.id, own.get(&one.id).unwrap_or(&one.label.name).clone());
-    }
-    for one in objects.iter().filter(|one| one.kind == VolumeKind::Snapshot) {
-        let volume = one.origin.and_then(|origin| names.get(&origin));
-        let volume = volume.map_or("", String::as_str);
-        names.insert(one.id, format!("{volume}@{}", one.label.name));
-    }
-    names
 }
 
 /// Creates a pool on devices, or adds the pool that they have.

@@ -13,7 +13,8 @@ use tracing::{error, info};
 
 use crate::config::PoolConfig;
 use crate::problem::MissingObject;
-use crate::schema::pools::PoolLoss;
+use crate::schema::pools::{PoolLoss, StoredVolume};
+use crate::stores::pool::preview_recovery;
 use crate::stores::{OpenPool, PoolCores, PoolMemory, StoreError};
 
 /// After a failed attempt, a pool is not opened again for this time: all of its volumes get the same answer.
@@ -46,7 +47,18 @@ struct State {
 enum Attempt {
     UnderWay,
     Open(Weak<OpenPool>),
-    Failed { why: String, at: Instant },
+    Failed {
+        why: String,
+        at: Instant,
+        /// Its recovery is previewed: meanwhile, its devices are not opened for use.
+        is_previewed: bool,
+    },
+}
+
+impl Attempt {
+    fn failed(why: String) -> Self {
+        Self::Failed { why, at: time::now(), is_previewed: false }
+    }
 }
 
 fn devices_of(config: &PoolConfig) -> DeviceSet {
@@ -115,8 +127,25 @@ impl Drop for Opening<'_> {
     fn drop(&mut self) {
         if matches!(self.pools.state().attempts.get(&self.devices), Some(Attempt::UnderWay)) {
             let why = "its opening was interrupted; see the log".to_owned();
-            self.end(Attempt::Failed { why, at: time::now() });
+            self.end(Attempt::failed(why));
         }
+    }
+}
+
+/// A preview of a recovery that is under way.
+struct Previewing<'a> {
+    pools: &'a Pools,
+    devices: DeviceSet,
+}
+
+impl Drop for Previewing<'_> {
+    fn drop(&mut self) {
+        let mut state = self.pools.state();
+        if let Some(Attempt::Failed { is_previewed, .. }) = state.attempts.get_mut(&self.devices) {
+            *is_previewed = false;
+        }
+        drop(state);
+        self.pools.opened.notify_all();
     }
 }
 
@@ -151,7 +180,9 @@ impl Pools {
         let mut stopped = None;
         loop {
             match state.attempts.get(&devices) {
-                Some(Attempt::UnderWay) => self.opened.wait(&mut state),
+                Some(Attempt::UnderWay | Attempt::Failed { is_previewed: true, .. }) => {
+                    self.opened.wait(&mut state);
+                }
                 Some(Attempt::Open(open)) => match open.upgrade() {
                     Some(open) if !open.pool.is_stopped() => return Ok(open),
                     // A pool that has stopped is opened again when its last volume has been closed.
@@ -161,7 +192,7 @@ impl Pools {
                     }
                 },
                 // With other devices, it may succeed.
-                Some(Attempt::Failed { why, at })
+                Some(Attempt::Failed { why, at, .. })
                     if time::now() < *at + RETRY_AFTER && devices == devices_of(config) =>
                 {
                     return Err(StoreError::pool(&config.name, why.clone()));
@@ -180,7 +211,7 @@ impl Pools {
                 let why = error.to_string();
                 let prefix = format!("pool {}: ", config.name);
                 let why = why.strip_prefix(&prefix).unwrap_or(&why).to_owned();
-                Attempt::Failed { why, at: time::now() }
+                Attempt::failed(why)
             }
         });
         opened
@@ -199,6 +230,33 @@ impl Pools {
         drop(self.open_with_losses(config, lose)?);
         self.recovered.notify_one();
         Ok(())
+    }
+
+    /// Returns what a pool that could not be opened would have after a recovery. Blocks the thread, which must not be a core.
+    pub(crate) fn preview_recovery(
+        &self,
+        config: &PoolConfig,
+        lose: &[PoolLoss],
+    ) -> Result<Vec<StoredVolume>, StoreError> {
+        let mut state = self.state();
+        let devices = state.key(config);
+        loop {
+            match state.attempts.get_mut(&devices) {
+                Some(Attempt::UnderWay | Attempt::Failed { is_previewed: true, .. }) => {
+                    self.opened.wait(&mut state);
+                }
+                Some(Attempt::Failed { is_previewed, .. }) => {
+                    *is_previewed = true;
+                    break;
+                }
+                Some(Attempt::Open(_)) | None => {
+                    return Err(StoreError::pool(&config.name, "its opening has not failed"));
+                }
+            }
+        }
+        drop(state);
+        let _previewing = Previewing { pools: self, devices };
+        preview_recovery(&self.cores, config, &self.memory, lose)
     }
 
     /// Returns a desired pool that is open.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
+use sarsen_pool::Scrubbed;
 use sarsen_proto::iscsi::target::RefusalReason;
 use sarsen_wire::iscsi::LoginStatus;
 
@@ -13,7 +14,7 @@ use crate::sessions::Login;
 use sarsen_volume::statistics::Failure;
 
 /// The kinds of events.
-pub(crate) const KINDS: [&str; 30] = [
+pub(crate) const KINDS: [&str; 31] = [
     "access_revoked",
     "api_token_refused",
     "api_tokens_refused",
@@ -28,6 +29,7 @@ pub(crate) const KINDS: [&str; 30] = [
     "login_aborted",
     "login_refused",
     "logins_suppressed",
+    "pool_scrub_ended",
     "problem",
     "problem_solved",
     "scheduled_snapshot_failed",
@@ -163,6 +165,11 @@ pub(crate) enum Occurrence {
         volume: String,
         image: String,
     },
+    /// A scrub is complete, or has failed.
+    PoolScrubEnded {
+        pool: String,
+        result: Result<Scrubbed, String>,
+    },
     ScheduledSnapshotFailed {
         volume: String,
         why: String,
@@ -260,6 +267,16 @@ impl Occurrence {
             Self::SnapshotDeleted { .. } => ("snapshot_deleted", Severity::Info),
             Self::VolumeRolledBack { .. } => ("volume_rolled_back", Severity::Info),
             Self::VolumeFilled { .. } => ("volume_filled", Severity::Info),
+            Self::PoolScrubEnded { result, .. } => {
+                let severity = match result {
+                    Ok(Scrubbed {
+                        lost_bytes: 0, repaired_bytes: 0, differing_bytes: 0, ..
+                    }) => Severity::Info,
+                    Ok(Scrubbed { lost_bytes: 0, .. }) => Severity::Warning,
+                    Ok(_) | Err(_) => Severity::Error,
+                };
+                ("pool_scrub_ended", severity)
+            }
             Self::ScheduledSnapshotFailed { .. } => ("scheduled_snapshot_failed", Severity::Error),
             Self::ProblemFound(_) => ("problem", Severity::Error),
             Self::ProblemSolved(_) => ("problem_solved", Severity::Info),
@@ -348,6 +365,31 @@ impl Occurrence {
             }
             Self::VolumeFilled { volume, image } => {
                 format!("volume {volume} is filled from {image}, which it does not need any more")
+            }
+            Self::PoolScrubEnded { pool, result: Ok(scrubbed) } => {
+                let Scrubbed { read_bytes, repaired_bytes, differing_bytes, lost_bytes, .. } =
+                    *scrubbed;
+                let of = |bytes: u64, what: &str| match bytes {
+                    0 => String::new(),
+                    bytes => format!(", {} {what}", render_rounded(bytes)),
+                };
+                let found = of(repaired_bytes, "repaired from other copies")
+                    + &of(
+                        differing_bytes,
+                        "without checksums differed between copies, and are equal now",
+                    );
+                let lost = match lost_bytes {
+                    0 => String::new(),
+                    bytes => format!(
+                        ". {} are lost: no copy is intact. Restore what they belong to from a backup",
+                        render_rounded(bytes)
+                    ),
+                };
+                let read = render_rounded(read_bytes);
+                format!("the scrub of pool {pool} is complete: {read} read{found}{lost}")
+            }
+            Self::PoolScrubEnded { pool, result: Err(why) } => {
+                format!("the scrub of pool {pool} ended early: {why}")
             }
             Self::ScheduledSnapshotFailed { volume, why } => {
                 format!("a scheduled snapshot of volume {volume} was not created: {why}")
@@ -518,6 +560,7 @@ impl Occurrence {
             Self::VolumeFilled { volume, .. } | Self::ScheduledSnapshotFailed { volume, .. } => {
                 add("volume", Some(volume.clone()));
             }
+            Self::PoolScrubEnded { pool, .. } => add("pool", Some(pool.clone())),
             Self::SnapshotsCreated { names } => {
                 if let [name] = names.as_slice() {
                     add("snapshot", Some(name.clone()));

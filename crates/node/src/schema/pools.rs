@@ -141,8 +141,8 @@ pub struct StoredVolume {
     /// Bytes of the chunks to which nothing else refers: the deletion of this object alone gives them back. Only if the
     /// request asked for them.
     pub reclaimable_bytes: Option<u64>,
-    /// Bytes of the chunks to which it refers that were given up with missing devices: reads of them fail. Only if the request
-    /// asked for bytes.
+    /// Bytes of the chunks to which it refers that were given up with missing devices: reads of them fail. Only with
+    /// `reclaimable`, or in the preview of a recovery that loses only what missing devices have.
     pub lost_bytes: Option<u64>,
     /// Its creation, in seconds since 1970.
     pub created_unix_seconds: u64,
@@ -183,6 +183,9 @@ pub struct VolumeUsage {
 pub struct RecoverPool {
     /// What may be lost.
     pub lose: Vec<PoolLoss>,
+    /// Preview the recovery: change nothing, and answer with the volumes and snapshots that the pool would have.
+    #[serde(default)]
+    pub dry_run: bool,
 }
 
 /// What a pool loses so that it can be opened.

@@ -28,12 +28,13 @@ pub(crate) use self::file::BackingSpace;
 pub(crate) use self::file::check_growth;
 pub use self::file::{FileOptions, FileStore};
 pub use self::null::NullStore;
+pub use self::pool::{
+    CheckedPool, PlannedDevice, PoolPlan, check as check_pool, create as create_pool,
+    preview_recovery_offline, recover as recover_pool,
+};
 pub(crate) use self::pool::{
     NewPoolVolume, OpenPool, PendingRollBack, PoolBacking, PoolCores, PoolMemory, PoolRename,
     ReportedDevice, RollBackEnd, VolumeFilling, tier_use_of,
-};
-pub use self::pool::{
-    PlannedDevice, PoolPlan, check as check_pool, create as create_pool, recover as recover_pool,
 };
 pub use self::ram::RamStore;
 pub use self::slow::SlowStore;

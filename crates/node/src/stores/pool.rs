@@ -8,13 +8,14 @@ mod history;
 mod losses;
 mod memory;
 mod offline;
+mod opening;
+mod preview;
 mod roll_back;
 mod scrub;
 mod tiers;
 mod usage;
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak, mpsc};
 use std::time::UNIX_EPOCH;
@@ -24,8 +25,7 @@ use sarsen_block::Store;
 use sarsen_io::cores::Cores;
 use sarsen_io::{random, time};
 use sarsen_pool::{
-    AcceptedLosses, DeviceState, Image, Label, NewVolume, Pool, PoolError, VolumeId, VolumeInfo,
-    VolumeKind,
+    DeviceState, Image, Label, NewVolume, Pool, PoolError, VolumeId, VolumeInfo, VolumeKind,
 };
 use sarsen_volume::VolumeHealth;
 use sha2::{Digest as _, Sha256};
@@ -35,19 +35,24 @@ use tracing::{error, info, warn};
 pub(crate) use self::creation::format;
 pub use self::creation::{PlannedDevice, PoolPlan};
 pub(crate) use self::devices::ReportedDevice;
-use self::devices::{NamedDevices, Settling, identify_all, pool_of, refuse_older};
-use self::failures::{failed, not_opened};
+use self::devices::{NamedDevices, Settling, open_device};
+use self::failures::failed;
 pub(crate) use self::filling::VolumeFilling;
 use self::history::SnapshotHistory;
 use self::losses::Losses;
 pub(crate) use self::memory::PoolMemory;
 use self::memory::Remembered;
-pub use self::offline::{check, create, recover};
+pub use self::offline::{
+    CheckedPool, check, create, preview_recovery as preview_recovery_offline, recover,
+};
+use self::opening::Opened;
+pub(crate) use self::preview::preview_recovery;
 use self::roll_back::RollBacks;
 pub(crate) use self::roll_back::{PendingRollBack, RollBackEnd};
 use self::scrub::Scrub;
 pub(crate) use self::tiers::use_of as tier_use_of;
 use self::tiers::{Balancing, PacedTasks};
+pub(crate) use self::usage::{names_of, stored_volumes};
 use super::{OpenMode, StoreError};
 use crate::config::{CacheMode, PoolConfig, VolumeConfig, render_size};
 use crate::metrics::PoolUsage;
@@ -202,60 +207,18 @@ impl OpenPool {
         memory: &PoolMemory,
         accepted: &[PoolLoss],
     ) -> Result<Arc<Self>, StoreError> {
-        let devices = NamedDevices::open_for(config)?;
-        let given = devices.stores();
-        let (given, identities) = cores.run(move || async move {
-            let identities = identify_all(&given).await;
-            Ok((given, identities))
-        })?;
-        let loses_newer_data = refuse_older(config, memory, &identities, accepted)?;
-        let losses = Losses::remembered(config, memory, &identities)?;
-        let name = config.name.clone();
-        let tasks = Arc::<PacedTasks>::default();
-        let pacing = tasks.clone();
-        let own_pool = pool_of(config, &identities);
-        let losses_of_pool = AcceptedLosses {
-            journal: accepted.contains(&PoolLoss::DamagedJournal),
-            devices: accepted.contains(&PoolLoss::MissingDevices),
-            newer: accepted.contains(&PoolLoss::NewerData),
-        };
-        // A message repeats only the losses that are necessary.
-        let mut necessary = accepted.to_vec();
-        necessary.retain(|loss| *loss != PoolLoss::NewerData || loses_newer_data);
-        let necessary_there = necessary.clone();
-        let (opened, identities) = cores.run(move || async move {
-            // A device of no pool, or of another one, is not given to it: the pool may do without.
-            let is_part = |path: &PathBuf| {
-                let known = identities.iter().find(|(other, _)| other == path);
-                let identity = known.and_then(|(_, identity)| identity.as_ref().ok());
-                identity.is_some_and(|one| own_pool.is_none_or(|own| own == one.pool))
-            };
-            let mut parts: Vec<_> = given.iter().filter(|(path, _)| is_part(path)).collect();
-            if parts.is_empty() {
-                parts = given.iter().collect();
-            }
-            let stores = parts.iter().map(|(_, store)| Arc::clone(store) as _).collect();
-            let paths: Vec<_> = parts.iter().map(|(path, _)| path.clone()).collect();
-            let opened = Pool::open_accepting(stores, pacing, losses_of_pool).await;
-            if let Ok(pool) = &opened
-                && let Err(error) = pool.grow().await
-            {
+        let devices = NamedDevices::open_for(config, open_device)?;
+        let opened = opening::open(cores, config, memory, accepted, devices, |file| file)?;
+        let Opened { pool, devices, tasks, identifier, losses } = opened;
+        let (growing, name) = (pool.clone(), config.name.clone());
+        cores.run(move || async move {
+            if let Err(error) = growing.grow().await {
                 error!(pool = name, %error, "the bytes that devices have got are not in use");
             }
-            let failed = |error| not_opened(&name, &paths, error, &necessary_there);
-            Ok((opened.map_err(failed), identities))
+            Ok(())
         })?;
-        devices.identified(identities, own_pool);
-        let pool =
-            opened.map_err(|error| match devices.why_not_enough(&config.name, &necessary) {
-                // The devices that are there are not enough.
-                Some(problem) if !losses_of_pool.devices && own_pool.is_some() => {
-                    StoreError::pool(&config.name, problem)
-                }
-                _ => error,
-            })?;
         if accepted.contains(&PoolLoss::NewerData)
-            && let Some(pool) = own_pool
+            && let Some(pool) = identifier
         {
             // What the server had used does not count any more.
             let (memory, name) = (memory.clone(), config.name.clone());

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use sarsen_block::{BlockSize, Store as _};
+use sarsen_block::{BlockSize, Store};
 use sarsen_io::time;
 use sarsen_pool::{DeviceIdentity, DeviceInfo, DeviceState, PoolError, PoolProblem, identify};
 use sarsen_volume::{Aspect, VolumeHealth};
@@ -57,13 +57,26 @@ pub(super) fn open_with(
 
 /// Opens a device for use in a pool.
 pub(super) fn open_device(config: &PoolConfig, path: &Path) -> Result<Arc<FileStore>, StoreError> {
+    open_existing(config, path, false)
+}
+
+/// Opens a device of a pool that is only read.
+pub(super) fn open_to_read(config: &PoolConfig, path: &Path) -> Result<Arc<FileStore>, StoreError> {
+    open_existing(config, path, true)
+}
+
+fn open_existing(
+    config: &PoolConfig,
+    path: &Path,
+    read_only: bool,
+) -> Result<Arc<FileStore>, StoreError> {
     let open_mode = OpenMode::Existing {
         length_before_growth: None,
         has_state: true,
         had: None,
         mark: MarkRule::Ignore,
     };
-    open_with(config, path, false, |options| {
+    open_with(config, path, read_only, |options| {
         let opened = FileStore::prepare(options, open_mode)?;
         opened.settle()?;
         Ok(opened)
@@ -160,20 +173,23 @@ pub(crate) struct ReportedDevice {
     pub(crate) problem: Option<String>,
 }
 
+/// Opens a device of a pool.
+type OpenDevice = fn(&PoolConfig, &Path) -> Result<Arc<FileStore>, StoreError>;
+
 /// The paths of a pool.
 pub(super) struct NamedDevices(Mutex<Vec<NamedDevice>>);
 
 impl NamedDevices {
-    /// Opens the devices of a pool, which an error names. Fails if none can be opened.
-    pub(super) fn open_for(config: &PoolConfig) -> Result<Self, StoreError> {
-        Self::open(config).map_err(|error| match error {
+    /// Opens the devices of a pool, which an error names, with `open`. Fails if none can be opened.
+    pub(super) fn open_for(config: &PoolConfig, open: OpenDevice) -> Result<Self, StoreError> {
+        Self::open(config, open).map_err(|error| match error {
             StoreError::Pool { .. } => error,
             other => StoreError::Device { pool: config.name.clone(), source: Box::new(other) },
         })
     }
 
-    fn open(config: &PoolConfig) -> Result<Self, StoreError> {
-        let opened = config.devices.iter().map(|path| (path, open_device(config, path)));
+    fn open(config: &PoolConfig, open: OpenDevice) -> Result<Self, StoreError> {
+        let opened = config.devices.iter().map(|path| (path, open(config, path)));
         let mut opened: Vec<_> = opened.collect();
         if opened.iter().all(|(_, opened)| opened.is_err())
             && let Some((_, Err(error))) = opened.drain(..).next()
@@ -296,7 +312,7 @@ pub(super) fn refuse_older(
 }
 
 /// Returns which of these devices belong to pools, and what they say.
-pub(super) async fn identify_all(devices: &[(PathBuf, Arc<FileStore>)]) -> Identities {
+pub(super) async fn identify_all(devices: &[(PathBuf, Arc<dyn Store>)]) -> Identities {
     let mut identities = Vec::with_capacity(devices.len());
     for (path, store) in devices {
         let identity = match identify(store.clone()).await {

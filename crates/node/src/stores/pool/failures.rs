@@ -63,7 +63,7 @@ pub(super) fn recovery(pool: &str, accepted: &[PoolLoss], more: PoolLoss) -> Str
     let losses = accepted.iter().filter(|&&loss| loss != more).chain([&more]);
     let flags: String = losses.map(|loss| format!(" --lose {}", loss.render())).collect();
     format!(
-        "`sarsen pool recover {pool}{flags}` (if no server with a state has the pool: with --offline and --device PATH for each \
-         device that is left)"
+        "`sarsen pool recover {pool}{flags}` (preview it with --dry-run; for a server without a state folder, add --offline and \
+         --device PATH for each available device)"
     )
 }

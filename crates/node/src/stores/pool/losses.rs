@@ -11,7 +11,6 @@ use parking_lot::Mutex;
 use sarsen_pool::Scrubbed;
 use tracing::error;
 
-use super::devices::{Identities, pool_of};
 use super::{OpenPool, PoolMemory, StoreError};
 use crate::config::PoolConfig;
 
@@ -49,9 +48,8 @@ impl Losses {
     pub(super) fn remembered(
         config: &PoolConfig,
         memory: &PoolMemory,
-        identities: &Identities,
+        pool: Option<[u8; 16]>,
     ) -> Result<Self, StoreError> {
-        let pool = pool_of(config, identities);
         let Some(identifier) = pool else { return Ok(Self::default()) };
         let is_lost = memory.has_lost(identifier);
         let is_lost = is_lost.map_err(|error| StoreError::pool(&config.name, error.to_string()))?;

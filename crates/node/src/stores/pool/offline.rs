@@ -4,18 +4,17 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sarsen_block::Store;
 use sarsen_io::cores::{Cores, FileEngine, block_on};
 use sarsen_io::spin::Spin;
+use sarsen_pool::Checked;
 
 use super::creation::{PoolPlan, format};
-use super::devices::open_with;
+use super::devices::{identify_all, open_to_read};
 use super::failures::failed;
 use super::{OpenPool, PoolCores, PoolMemory};
 use crate::config::PoolConfig;
-use crate::schema::pools::PoolLoss;
+use crate::schema::pools::{PoolLoss, StoredVolume};
 use crate::stores::StoreError;
-use crate::stores::file::FileStore;
 
 /// Starts a core on which operations on a pool run until it is dropped.
 fn start_core(device: &Path) -> Result<Arc<Cores>, StoreError> {
@@ -29,12 +28,15 @@ pub fn create(plan: &PoolPlan, force: bool) -> Result<(), StoreError> {
     format(&PoolCores(Arc::downgrade(&cores)), plan, force).map(drop)
 }
 
-/// Makes a pool usable that cannot be opened without these losses. `devices` are those that are left.
+fn config_of(pool: &str, devices: &[PathBuf]) -> PoolConfig {
+    PoolConfig { name: pool.to_owned(), devices: devices.to_vec(), ..PoolConfig::default() }
+}
+
+/// Makes a pool usable that cannot be opened without these losses. `devices` are those that are available.
 pub fn recover(pool: &str, devices: &[PathBuf], lose: &[PoolLoss]) -> Result<(), StoreError> {
     let cores = start_core(&devices[0])?;
     let cores_of_pool = PoolCores(Arc::downgrade(&cores));
-    let config =
-        PoolConfig { name: pool.to_owned(), devices: devices.to_vec(), ..PoolConfig::default() };
+    let config = config_of(pool, devices);
     let open = OpenPool::open(&cores_of_pool, &config, &PoolMemory::default(), lose)?;
     cores_of_pool.run(move || async move {
         let settled = open.pool.checkpoint().await;
@@ -42,31 +44,59 @@ pub fn recover(pool: &str, devices: &[PathBuf], lose: &[PoolLoss]) -> Result<(),
     })
 }
 
+/// Returns what a pool would have after [`recover`], and writes nothing.
+pub fn preview_recovery(
+    pool: &str,
+    devices: &[PathBuf],
+    lose: &[PoolLoss],
+) -> Result<Vec<StoredVolume>, StoreError> {
+    let cores = start_core(&devices[0])?;
+    let cores_of_pool = PoolCores(Arc::downgrade(&cores));
+    let config = config_of(pool, devices);
+    super::preview_recovery(&cores_of_pool, &config, &PoolMemory::default(), lose)
+}
+
 /// The result of the check of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct CheckedPool {
     /// What is inconsistent.
     pub findings: Vec<String>,
+    /// The devices with pages of metadata that cannot be read or are damaged, and that another device has intact.
+    pub damaged_copies: Vec<String>,
     /// The devices without which the pool can be used.
     pub left_out: Vec<String>,
 }
 
 /// Checks a pool, and writes nothing.
 pub fn check(paths: &[PathBuf]) -> Result<CheckedPool, StoreError> {
-    let config = PoolConfig { devices: paths.to_vec(), ..PoolConfig::default() };
-    let open = |path: &PathBuf| -> Result<Arc<dyn Store>, StoreError> {
-        Ok(open_with(&config, path, true, FileStore::open)?)
-    };
-    let stores = paths.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-    let checked = block_on(FileEngine::Pool, async move { sarsen_pool::check(stores).await });
+    let config = config_of("", paths);
+    let open = |path: &PathBuf| Ok((path.clone(), open_to_read(&config, path)? as _));
+    let devices = paths.iter().map(open).collect::<Result<Vec<_>, StoreError>>()?;
+    let checked = block_on(FileEngine::Pool, async move {
+        let identities = identify_all(&devices).await;
+        let stores = devices.into_iter().map(|(_, store)| store).collect();
+        sarsen_pool::check(stores).await.map(|checked| (checked, identities))
+    });
     let checked = checked.map_err(StoreError::system(&paths[0], "read it"))?;
-    let checked = checked.map_err(|error| failed("", paths, error))?;
+    let (Checked { findings, damaged_copies, left_out }, identities) =
+        checked.map_err(|error| failed("", paths, error))?;
+    let name_of = |device: u8| {
+        let known = identities.iter().filter_map(|(path, one)| Some((path, one.as_ref().ok()?)));
+        // A device that was removed may have had the same number.
+        let its = known.filter(|(_, identity)| identity.number == device);
+        let newest = its.max_by_key(|(_, identity)| identity.checkpoint);
+        newest.map_or_else(|| format!("device {device}"), |(path, _)| path.display().to_string())
+    };
+    let damaged = |(device, count): (u8, u64)| {
+        let name = name_of(device);
+        format!(
+            "{name}: pages of metadata that cannot be read or are damaged, and that another device has intact: {count}"
+        )
+    };
+    let out = |(device, reason)| format!("{} is not in use: {reason}", name_of(device));
     Ok(CheckedPool {
-        findings: checked.findings.iter().map(ToString::to_string).collect(),
-        left_out: checked
-            .left_out
-            .iter()
-            .map(|(device, reason)| format!("device {device} is not in use: {reason}"))
-            .collect(),
+        findings: findings.iter().map(ToString::to_string).collect(),
+        damaged_copies: damaged_copies.into_iter().map(damaged).collect(),
+        left_out: left_out.into_iter().map(out).collect(),
     })
 }

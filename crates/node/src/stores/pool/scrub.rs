@@ -9,12 +9,15 @@ use tokio::sync::oneshot;
 use tracing::{info, warn};
 
 use super::OpenPool;
+use crate::events::{EventLog, Occurrence};
 
 /// The scrub of a pool that is under way, and the last one.
 #[derive(Default)]
 pub(crate) struct Scrub {
     /// Dropped to stop it.
     stop: Option<oneshot::Sender<()>>,
+    /// The number of the last one that was begun.
+    number: u64,
     /// The part that is done, and the whole.
     pub(crate) done: (u64, u64),
     /// Its result, and its end.
@@ -29,17 +32,18 @@ impl Scrub {
 
 impl OpenPool {
     /// Begins a scrub, unless one is under way.
-    pub(crate) fn begin_scrub(self: &Arc<Self>) {
-        let stop = {
+    pub(crate) fn begin_scrub(self: &Arc<Self>, events: &Arc<EventLog>) {
+        let (stop, number) = {
             let mut scrub = self.scrub.lock();
             if scrub.stop.is_some() {
                 return;
             }
             let (sender, stop) = oneshot::channel::<()>();
             (scrub.stop, scrub.done) = (Some(sender), (0, 0));
-            stop
+            scrub.number += 1;
+            (stop, scrub.number)
         };
-        let open = self.clone();
+        let (open, events) = (self.clone(), events.clone());
         let ended = self.cores.begin(move || async move {
             let progress = |done, all| open.scrub.lock().done = (done, all);
             let before = open.counted();
@@ -47,25 +51,23 @@ impl OpenPool {
                 result = open.pool.scrub(progress) => Some(result),
                 _ = stop => None,
             };
-            // One that was stopped has no result. Another one may have begun since.
+            // One that was stopped has no result.
             let Some(result) = result else { return };
             let name = open.config().name;
             if let Ok(scrubbed) = &result {
                 open.note_scrub(before, scrubbed).await;
             }
+            let result = result.map_err(|error| error.to_string());
+            match &result {
+                Ok(scrubbed) => info!(pool = name, ?scrubbed, "the scrub is complete"),
+                Err(error) => warn!(pool = name, error, "the scrub ended early"),
+            }
+            events.tell(&Occurrence::PoolScrubEnded { pool: name, result: result.clone() });
             let mut scrub = open.scrub.lock();
-            scrub.stop = None;
-            scrub.last = Some(match result {
-                Ok(scrubbed) => {
-                    scrub.done = (1, 1);
-                    info!(pool = name, ?scrubbed, "the scrub is complete");
-                    Ok((scrubbed, time::wall_clock()))
-                }
-                Err(error) => {
-                    warn!(pool = name, %error, "the scrub ended early");
-                    Err(error.to_string())
-                }
-            });
+            if scrub.number == number {
+                (scrub.stop, scrub.done) = (None, (1, 1));
+            }
+            scrub.last = Some(result.map(|scrubbed| (scrubbed, time::wall_clock())));
         });
         drop(ended);
     }
