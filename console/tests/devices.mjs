@@ -38,7 +38,7 @@ await withPage({ ignoreHTTPSErrors: true, viewport: { width: 1200, height: 900 }
       change(answer.pool);
       await route.fulfill({ response, json: answer });
     });
-    return () => page.unroute("**/v1/pools/tank");
+    return () => page.unrouteAll({ behavior: "wait" });
   };
 
   await page.goto(base);

@@ -343,9 +343,19 @@ impl Desired {
         volume: &str,
         grace: Option<Duration>,
     ) -> Result<ChangeOutcome, ChangeRefused> {
-        let _in_progress = self.in_progress.read().await;
         let engine = self.document.lock().engine();
-        let made = engine.reattach(volume, grace).await?;
+        let made = {
+            let _in_progress = self.in_progress.read().await;
+            engine.reattach(volume, grace).await
+        };
+        let made = match made {
+            // Others make changes faster than a disk is flushed. They wait now.
+            Err(ChangeError::UnderWay) => {
+                let _alone = self.in_progress.write().await;
+                engine.reattach(volume, grace).await?
+            }
+            made => made?,
+        };
         self.store_lengths();
         Ok(made)
     }
