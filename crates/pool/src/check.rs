@@ -36,8 +36,8 @@ impl fmt::Display for Finding {
 pub struct Checked {
     /// What is inconsistent.
     pub findings: Vec<Finding>,
-    /// Number of pages of maps, of the catalogue and of reference counts that are damaged on a device and intact on another one, by the number of the first. A scrub
-    /// writes them again.
+    /// Number of pages of maps, of the catalogue and of reference counts that are damaged on a device and intact on another
+    /// one, by the number of the first. A scrub writes them again.
     pub damaged_copies: BTreeMap<u8, u64>,
     /// Devices that are left out: their numbers, and the reasons.
     pub left_out: Vec<(u8, String)>,

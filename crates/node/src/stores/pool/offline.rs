@@ -93,10 +93,11 @@ pub fn check(paths: &[PathBuf]) -> Result<CheckedPool, StoreError> {
             "{name}: pages of metadata that cannot be read or are damaged, and that another device has intact: {count}"
         )
     };
-    let out = |(device, reason)| format!("{} is not in use: {reason}", name_of(device));
+    let unused =
+        |(device, reason): (u8, String)| format!("{} is not used: {reason}", name_of(device));
     Ok(CheckedPool {
         findings: findings.iter().map(ToString::to_string).collect(),
         damaged_copies: damaged_copies.into_iter().map(damaged).collect(),
-        left_out: left_out.into_iter().map(out).collect(),
+        left_out: left_out.into_iter().map(unused).collect(),
     })
 }

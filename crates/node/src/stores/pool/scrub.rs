@@ -65,7 +65,10 @@ impl OpenPool {
             events.tell(&Occurrence::PoolScrubEnded { pool: name, result: result.clone() });
             let mut scrub = open.scrub.lock();
             if scrub.number == number {
-                (scrub.stop, scrub.done) = (None, (1, 1));
+                scrub.stop = None;
+                if result.is_ok() {
+                    scrub.done = (1, 1);
+                }
             }
             scrub.last = Some(result.map(|scrubbed| (scrubbed, time::wall_clock())));
         });
