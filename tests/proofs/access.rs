@@ -10,8 +10,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::Signal;
 use sarsen_block::Buffer;
 use sarsen_initiator::{
-    ChapCredentials, ConnectionError, Credentials, LoginError, LoginStatus, Secret, Session,
-    SessionError, SessionOptions,
+    ChapCredentials, ConnectionError, Credentials, LoginError, LoginStatus, Secret, SessionError,
+    SessionOptions, Unit,
 };
 use sarsen_io::time::now;
 use sarsen_proof::serving::Url;
@@ -156,9 +156,9 @@ fn login(url: &Url, initiator: &str, user: Option<(&str, &str)>) -> Result<Optio
         url.chap.secret = Some(Secret(secret.to_owned()));
     }
     run(async {
-        match Session::connect_unit(&url, &options(initiator, None)).await {
-            Ok(session) => {
-                session.logout().await?;
+        match Unit::log_in(&url, &options(initiator, None)).await {
+            Ok(unit) => {
+                unit.logout().await?;
                 Ok(None)
             }
             Err(SessionError::Connection(ConnectionError::Login(
@@ -231,7 +231,7 @@ fn rfc7143_12_1_3_target_authenticates_on_request() -> Result<()> {
         url.chap.secret = Some(user.secret.clone());
         url.chap.target_user = Some(target.name);
         url.chap.target_secret = Some(target.secret);
-        let proven = run(async { Ok(Session::connect(&url, &options(ONE, None)).await.is_ok()) })?;
+        let proven = run(async { Ok(Unit::connect(&url, &options(ONE, None)).await.is_ok()) })?;
         ensure!(proven == expected, "expected {expected}");
     }
     Ok(())
@@ -258,18 +258,18 @@ fn sam5_4_7_two_initiators_find_disks_of_their_own_at_lun_0() -> Result<()> {
     let url: sarsen_initiator::Url = server.shared().to_string().parse()?;
     let other_lun = sarsen_initiator::Url { lun: 1, ..url.clone() };
     run(async {
-        let one = Session::connect(&url, &options(ONE, None)).await?;
-        let two = Session::connect(&url, &options(TWO, None)).await?;
+        let one = Unit::connect(&url, &options(ONE, None)).await?;
+        let two = Unit::connect(&url, &options(TWO, None)).await?;
         let sizes = [one.capacity(), two.capacity()].map(|capacity| capacity.blocks * 512);
         ensure!(sizes == [8 * MIB, 16 * MIB], "{sizes:?}");
         one.write(0, Buffer::copy_of(&[1; 512]), false).await?;
         two.write(0, Buffer::copy_of(&[2; 512]), false).await?;
         ensure!(*one.read(0, 1).await? == [1; 512] && *two.read(0, 1).await? == [2; 512]);
-        for session in [&one, &two] {
-            ensure!(session.report_luns().await? == [[0; 8]]);
+        for unit in [&one, &two] {
+            ensure!(unit.report_luns().await? == [[0; 8]]);
         }
         for initiator in [ONE, TWO] {
-            let unit = Session::connect(&other_lun, &options(initiator, None)).await;
+            let unit = Unit::connect(&other_lun, &options(initiator, None)).await;
             ensure!(unit.is_err(), "{initiator} has reached what it is not shown");
         }
         Ok(())

@@ -18,7 +18,7 @@ use rustix::process::Signal;
 use sarsen_block::Buffer;
 use sarsen_block::Rng;
 use sarsen_initiator::{
-    Command, Completion, Sense, SenseKey, Session, SessionOptions, TransferRequest,
+    Command, Completion, Sense, SenseKey, SessionOptions, TransferRequest, Unit,
 };
 use sarsen_proof::{Backing, Serving, Volume};
 
@@ -74,8 +74,8 @@ struct AllowedGenerations {
 }
 
 /// Reads a run and checks that it has a single generation.
-async fn generation(session: &Session, run: usize) -> Result<u64> {
-    let bytes = session.read((run * RUN_BLOCKS) as u64, RUN_BLOCKS as u32).await?;
+async fn generation(unit: &Unit, run: usize) -> Result<u64> {
+    let bytes = unit.read((run * RUN_BLOCKS) as u64, RUN_BLOCKS as u32).await?;
     let (owner, generation) = word(&bytes).context("a word")?;
     let expected = match (owner, generation) {
         (0, 0) => vec![0; RUN_LENGTH],
@@ -90,9 +90,9 @@ async fn generation(session: &Session, run: usize) -> Result<u64> {
 }
 
 /// Compares every run with its allowed generations. A generation that was read once must not disappear.
-async fn check(session: &Session, pending_size: &RefCell<Vec<AllowedGenerations>>) -> Result<()> {
+async fn check(unit: &Unit, pending_size: &RefCell<Vec<AllowedGenerations>>) -> Result<()> {
     for run in 0..RUNS {
-        let found = generation(session, run).await?;
+        let found = generation(unit, run).await?;
         let AllowedGenerations { known, issued } = pending_size.borrow()[run];
         let allowed = known..=issued;
         ensure!(allowed.contains(&found), "run {run} is of generation {found}, not {allowed:?}");
@@ -104,7 +104,7 @@ async fn check(session: &Session, pending_size: &RefCell<Vec<AllowedGenerations>
 /// The writers from their login to the kill.
 struct Round<'a> {
     serving: &'a Serving,
-    session: &'a Session,
+    unit: &'a Unit,
     pending_size: &'a RefCell<Vec<AllowedGenerations>>,
     /// Number of acknowledgements before the kill.
     left: Cell<u64>,
@@ -124,7 +124,7 @@ impl Round<'_> {
             let count = (RUN_BLOCKS as u16).to_be_bytes();
             let cdb = [&[0x9c, 0][..], &lba, &[0, 0], &count, &[0, 0]].concat();
             let data = Buffer::copy_of(&fill(run, generation));
-            match self.session.command(Command::new(&cdb, TransferRequest::Write(data))).await {
+            match self.unit.command(Command::new(&cdb, TransferRequest::Write(data))).await {
                 Ok(_) => {
                     self.pending_size.borrow_mut()[run].known = generation;
                     self.left.set(self.left.get().saturating_sub(1));
@@ -139,7 +139,7 @@ impl Round<'_> {
     async fn killer(&self, pings: u64) -> Result<()> {
         let mut late = 0;
         while late < pings {
-            self.session.ping().await?;
+            self.unit.session().ping().await?;
             late += u64::from(self.left.get() == 0);
         }
         client::signal(self.serving, Signal::KILL)
@@ -193,10 +193,9 @@ fn sbc4_4_29_kill_9_tears_no_atomic_write_and_loses_none_acknowledged() -> Resul
         let pings = 1 + rng.below(PINGS_MAX);
         let seeds: Vec<u64> = (0..WRITERS).map(|_| rng.bits()).collect();
         client::run(async {
-            let session = client::session(&serving, "data").await?;
-            check(&session, &pending_size).await?;
-            let round =
-                Round { serving: &serving, session: &session, pending_size: &pending_size, left };
+            let unit = client::unit(&serving, "data").await?;
+            check(&unit, &pending_size).await?;
+            let round = Round { serving: &serving, unit: &unit, pending_size: &pending_size, left };
             let writers = seeds.iter().enumerate();
             let writers = writers.map(|(writer, seed)| round.writer(writer, Rng::new(*seed)));
             try_join(try_join_all(writers), round.killer(pings)).await?;
@@ -211,9 +210,9 @@ fn sbc4_4_29_kill_9_tears_no_atomic_write_and_loses_none_acknowledged() -> Resul
     }
     let serving = start()?;
     client::run(async {
-        let session = client::session(&serving, "data").await?;
-        check(&session, &pending_size).await?;
-        Ok(session.logout().await?)
+        let unit = client::unit(&serving, "data").await?;
+        check(&unit, &pending_size).await?;
+        Ok(unit.logout().await?)
     })
     .with_context(|| format!("after {kills} kills (PROOF_SEED={seed})"))
     .with_context(|| serving.log())?;
@@ -247,7 +246,7 @@ const fn reported(sense: &Sense) -> (SenseKey, u8, u8) {
 
 /// Executes a command, and repeats it after each unit attention. Returns the sense data of a failure.
 async fn ask(
-    session: &Session,
+    unit: &Unit,
     cdb: &[u8],
     list: &[u8],
     expected: u32,
@@ -258,7 +257,7 @@ async fn ask(
             ([], expected) => TransferRequest::Read(expected),
             (list, _) => TransferRequest::Write(Buffer::copy_of(list)),
         };
-        let completion = session.execute(Command::new(cdb, transfer)).await?;
+        let completion = unit.execute(Command::new(cdb, transfer)).await?;
         let sense = Sense::parse(&completion.sense);
         if !sense.is_some_and(|sense| sense.key == SenseKey::UnitAttention) {
             ensure!(completion.status == 0 || sense.is_some(), "status {}", completion.status);
@@ -267,16 +266,16 @@ async fn ask(
     }
 }
 
-async fn sanitize(session: &Session, what: &Sanitize) -> Result<Option<Sense>> {
+async fn sanitize(unit: &Unit, what: &Sanitize) -> Result<Option<Sense>> {
     let [high, low] = (what.list.len() as u16).to_be_bytes();
     let cdb = [0x48, IMMED | what.action, 0, 0, 0, 0, 0, high, low, 0];
-    Ok(ask(session, &cdb, &what.list, 0).await?.1)
+    Ok(ask(unit, &cdb, &what.list, 0).await?.1)
 }
 
 /// Returns the sense data of REQUEST SENSE, and the progress in 65536ths.
-async fn progress(session: &Session) -> Result<(Sense, Option<u16>)> {
+async fn progress(unit: &Unit) -> Result<(Sense, Option<u16>)> {
     loop {
-        let (completion, failure) = ask(session, &[3, 0, 0, 0, 252, 0], &[], 252).await?;
+        let (completion, failure) = ask(unit, &[3, 0, 0, 0, 252, 0], &[], 252).await?;
         ensure!(failure.is_none(), "REQUEST SENSE ended with {failure:?}");
         let data = completion.data.context("sense data")?;
         let sense = Sense::parse(&data).context("sense data")?;
@@ -288,24 +287,23 @@ async fn progress(session: &Session) -> Result<(Sense, Option<u16>)> {
     }
 }
 
-async fn connect(serving: &Serving) -> Result<Session> {
-    let session =
-        Session::connect_unit(&client::url(serving, "data")?, &SessionOptions::default()).await;
-    session.with_context(|| serving.log())
+async fn connect(serving: &Serving) -> Result<Unit> {
+    let unit = Unit::log_in(&client::url(serving, "data")?, &SessionOptions::default()).await;
+    unit.with_context(|| serving.log())
 }
 
 /// Checks that reads and writes fail; only another SANITIZE repairs this.
-async fn check_failed(session: &Session) -> Result<()> {
+async fn check_failed(unit: &Unit) -> Result<()> {
     let mut cdb = [0; 16];
     cdb[13] = 1;
     let commands: [(u8, &[u8], u32); 2] = [(0x88, &[], 512), (0x8a, &[1; BLOCK_LENGTH], 0)];
     for (operation_code, list, expected) in commands {
         cdb[0] = operation_code;
-        let (_, sense) = ask(session, &cdb, list, expected).await?;
+        let (_, sense) = ask(unit, &cdb, list, expected).await?;
         ensure!(sense.as_ref().map(reported) == Some(FAILED), "{operation_code:02x}h: {sense:?}");
     }
     let exit = Sanitize { action: EXIT_FAILURE_MODE, list: Vec::new() };
-    let sense = sanitize(session, &exit).await?;
+    let sense = sanitize(unit, &exit).await?;
     ensure!(sense.as_ref().map(reported) == Some(INVALID_FIELD_IN_CDB), "without AUSE: {sense:?}");
     Ok(())
 }
@@ -330,14 +328,14 @@ fn fails_until_it_succeeds(
         let serving = start()?;
         let enough = 1 + rng.below(1 << 10) as u16;
         client::run(async {
-            let session = connect(&serving).await?;
+            let unit = connect(&serving).await?;
             if kill > 0 {
-                check_failed(&session).await?;
+                check_failed(&unit).await?;
             }
-            let refused = sanitize(&session, cut_off).await?;
+            let refused = sanitize(&unit, cut_off).await?;
             ensure!(refused.is_none(), "SANITIZE ended with {refused:?}");
             loop {
-                let (sense, progress) = progress(&session).await?;
+                let (sense, progress) = progress(&unit).await?;
                 ensure!(reported(&sense) == IN_PROGRESS, "not under way any more: {sense:?}");
                 if progress.context("no progress is told")? >= enough {
                     return client::signal(&serving, Signal::KILL);
@@ -349,28 +347,28 @@ fn fails_until_it_succeeds(
     }
     let serving = start()?;
     client::run(async {
-        let session = connect(&serving).await?;
-        check_failed(&session).await?;
-        let refused = sanitize(&session, done).await?;
+        let unit = connect(&serving).await?;
+        check_failed(&unit).await?;
+        let refused = sanitize(&unit, done).await?;
         ensure!(refused.is_none(), "the last SANITIZE ended with {refused:?}");
         let end = loop {
-            let (sense, _) = progress(&session).await?;
+            let (sense, _) = progress(&unit).await?;
             if reported(&sense) != IN_PROGRESS {
                 break sense;
             }
         };
         ensure!(end.key == SenseKey::NoSense, "it ended with {end:?}");
-        session.logout().await?;
-        let session = client::session(&serving, "data").await?;
+        unit.logout().await?;
+        let unit = client::unit(&serving, "data").await?;
         for mebibyte in 0..SIZE / MIB {
             let blocks = MIB / BLOCK_LENGTH as u64;
-            let bytes = session.read(mebibyte * blocks, blocks as u32).await?;
+            let bytes = unit.read(mebibyte * blocks, blocks as u32).await?;
             let is_done = bytes.chunks_exact(BLOCK_LENGTH).all(|block| block == expected);
             ensure!(is_done, "something else is in MiB {mebibyte}");
         }
         // The disk works normally again.
-        session.write(0, Buffer::copy_of(&[7; BLOCK_LENGTH]), true).await?;
-        Ok(session.logout().await?)
+        unit.write(0, Buffer::copy_of(&[7; BLOCK_LENGTH]), true).await?;
+        Ok(unit.logout().await?)
     })
     .with_context(|| format!("{name} (PROOF_SEED={seed})"))
     .with_context(|| serving.log())?;

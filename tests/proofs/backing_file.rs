@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use sarsen_block::Buffer;
 use sarsen_block::layers::{Fault, Faults, FaultyStore, Times};
 use sarsen_initiator::{
-    Command, Sense, SenseKey, Session, SessionError, SessionOptions, TransferRequest, Url,
+    Command, Sense, SenseKey, SessionError, SessionOptions, TransferRequest, Unit, Url,
 };
 use sarsen_io::file::{File, OpenOptions};
 use sarsen_io::time::{now, sleep_until};
@@ -39,7 +39,7 @@ const POLL: Duration = Duration::from_millis(50);
 /// A server with one volume in a file of this cache mode, and a session with it.
 struct Bench {
     // Declared before the server, because the server must detect the deletion of the file.
-    session: Session,
+    unit: Unit,
     server: Managed,
     path: PathBuf,
     _folder: tempfile::TempDir,
@@ -54,17 +54,17 @@ impl Bench {
         let create =
             ["volume", "create", "data", "8MiB", "--block-size", "4096", "--path", file, "--cache"];
         server.run(&[&create[..], &[cache, "--export"]].concat())?;
-        let session = connect(&server).await?;
-        Ok(Self { session, server, path, _folder: folder })
+        let unit = connect(&server).await?;
+        Ok(Self { unit, server, path, _folder: folder })
     }
 
     /// Writes a block, and flushes.
     async fn write(&self, lba: u64, byte: u8) -> Result<(), SessionError> {
-        self.session.write(lba, Buffer::copy_of(&[byte; BLOCK]), false).await
+        self.unit.write(lba, Buffer::copy_of(&[byte; BLOCK]), false).await
     }
 
     async fn sense(&self, cdb: &[u8]) -> Result<Option<(SenseKey, u16)>> {
-        sense(&self.session, cdb).await
+        sense(&self.unit, cdb).await
     }
 
     /// Waits until the server reports a problem of the volume, and returns it.
@@ -86,9 +86,9 @@ impl Bench {
     }
 }
 
-async fn connect(server: &Managed) -> Result<Session> {
+async fn connect(server: &Managed) -> Result<Unit> {
     let url = format!("iscsi://{}/iqn.2026-11.io.sarsen:data/0", server.portal()?);
-    Ok(Session::connect(&url.parse()?, &SessionOptions::default()).await?)
+    Ok(Unit::connect(&url.parse()?, &SessionOptions::default()).await?)
 }
 
 /// Returns the problems of volumes in the server's list of volumes.
@@ -98,9 +98,9 @@ fn problems(server: &Managed) -> Result<Vec<String>> {
 }
 
 /// Returns the sense of a failed command, after all unit attentions; `None` for a command that succeeds.
-async fn sense(session: &Session, cdb: &[u8]) -> Result<Option<(SenseKey, u16)>> {
+async fn sense(unit: &Unit, cdb: &[u8]) -> Result<Option<(SenseKey, u16)>> {
     loop {
-        let completion = session.execute(Command::new(cdb, TransferRequest::None)).await?;
+        let completion = unit.execute(Command::new(cdb, TransferRequest::None)).await?;
         if completion.status == 0 {
             return Ok(None);
         }
@@ -149,7 +149,7 @@ fn a_file_that_is_deleted_takes_no_write_and_no_flush_and_its_data_can_be_rescue
         run(async {
             let bench = Bench::new(cache).await?;
             bench.write(3, 0x5a).await?;
-            bench.session.flush().await?;
+            bench.unit.flush().await?;
             fs::remove_file(&bench.path)?;
             is_refused(&bench, 4).await?;
             let problem = bench.problem().await?;
@@ -178,7 +178,7 @@ fn deleted_file_is_noticed_without_writes() -> Result<()> {
         fs::remove_file(&bench.path)?;
         bench.problem().await?;
         ensure!(bench.sense(&TEST_UNIT_READY).await? == Some(OUT_OF_SERVICE));
-        ensure!(bench.session.read(0, 1).await.is_err(), "reads are refused, too");
+        ensure!(bench.unit.read(0, 1).await.is_err(), "reads are refused, too");
         Ok(())
     })
 }
@@ -192,7 +192,7 @@ fn a_truncated_file_does_not_grow_back_with_zeroes() -> Result<()> {
             for lba in [0, last] {
                 bench.write(lba, 0x5a).await?;
             }
-            bench.session.flush().await?;
+            bench.unit.flush().await?;
             let file = fs::File::options().write(true).open(&bench.path)?;
             file.set_len(MIB)?;
             // A write of the last block would give the file its old length.
@@ -215,7 +215,7 @@ fn a_read_beyond_the_end_of_a_truncated_file_is_an_error() -> Result<()> {
     run(async {
         let bench = Bench::new("writeback").await?;
         fs::File::options().write(true).open(&bench.path)?.set_len(MIB)?;
-        let read = bench.session.read(SIZE / BLOCK as u64 - 1, 1).await;
+        let read = bench.unit.read(SIZE / BLOCK as u64 - 1, 1).await;
         ensure!(read.is_err(), "zeroes for data that are lost");
         ensure!(bench.problem().await?.contains("was truncated"));
         Ok(())
@@ -230,7 +230,7 @@ fn a_file_that_is_replaced_is_out_of_service_and_one_that_comes_back_is_served()
             let (aside, other) =
                 (bench.path.with_extension("aside"), bench.path.with_extension("other"));
             bench.write(3, 0x5a).await?;
-            bench.session.flush().await?;
+            bench.unit.flush().await?;
             fs::rename(&bench.path, &aside)?;
             let problem = bench.problem().await?;
             ensure!(problem.contains("there is no "), "{problem}");
@@ -247,15 +247,13 @@ fn a_file_that_is_replaced_is_out_of_service_and_one_that_comes_back_is_served()
             fs::rename(&aside, &bench.path)?;
             bench.until(|problems| problems.is_empty().then_some(())).await?;
             // Sessions receive a unit attention, and continue.
-            let ready = bench
-                .session
-                .execute(Command::new(&TEST_UNIT_READY, TransferRequest::None))
-                .await?;
+            let ready =
+                bench.unit.execute(Command::new(&TEST_UNIT_READY, TransferRequest::None)).await?;
             let attention = Sense::parse(&ready.sense).map(|sense| code(&sense));
             ensure!(attention == Some((SenseKey::UnitAttention, 0x2800)), "{attention:?}");
-            ensure!(bench.session.read(3, 1).await?[..] == [0x5a; BLOCK]);
+            ensure!(bench.unit.read(3, 1).await?[..] == [0x5a; BLOCK]);
             bench.write(4, 1).await?;
-            bench.session.flush().await?;
+            bench.unit.flush().await?;
             ensure!(!events(&bench.server, "problem_solved")?.is_empty());
             Ok(())
         })
@@ -298,25 +296,24 @@ async fn flush_fails_and_is_reattached(folder: &Path) -> Result<()> {
             Ok(export.urls[0].parse()?)
         };
         let options = SessionOptions::default();
-        let neighbour = Session::connect(&url("other")?, &options).await?;
-        let session = Session::connect(&url("data")?, &options).await?;
-        let write = async |session: &Session, byte: u8| {
-            session.write(0, Buffer::copy_of(&[byte; 512]), false).await
-        };
-        write(&session, 1).await?;
-        session.flush().await?;
-        ensure!(sense(&session, &TEST_UNIT_READY).await?.is_none());
+        let neighbour = Unit::connect(&url("other")?, &options).await?;
+        let unit = Unit::connect(&url("data")?, &options).await?;
+        let write =
+            async |unit: &Unit, byte: u8| unit.write(0, Buffer::copy_of(&[byte; 512]), false).await;
+        write(&unit, 1).await?;
+        unit.flush().await?;
+        ensure!(sense(&unit, &TEST_UNIT_READY).await?.is_none());
 
         faults.add(Fault::FlushFails, Times::Once);
-        write(&session, 2).await?;
-        ensure!(session.flush().await.is_err(), "the flush failed");
+        write(&unit, 2).await?;
+        ensure!(unit.flush().await.is_err(), "the flush failed");
         ensure!(
-            sense(&session, &SYNCHRONIZE_CACHE).await? == Some(STOPPED),
+            sense(&unit, &SYNCHRONIZE_CACHE).await? == Some(STOPPED),
             "and that is not forgotten"
         );
-        ensure!(sense(&session, &TEST_UNIT_READY).await? == Some(STOPPED));
-        ensure!(write(&session, 3).await.is_err(), "no more writes");
-        session.read(0, 1).await?;
+        ensure!(sense(&unit, &TEST_UNIT_READY).await? == Some(STOPPED));
+        ensure!(write(&unit, 3).await.is_err(), "no more writes");
+        unit.read(0, 1).await?;
         let limit = now() + NOTICED_WITHIN;
         loop {
             let doctor = sarsen(&["doctor", "--json"]).await?;
@@ -338,11 +335,11 @@ async fn flush_fails_and_is_reattached(folder: &Path) -> Result<()> {
         let said = String::from_utf8_lossy(&reattached.stdout);
         ensure!(reattached.status.success(), "{reattached:?}");
         ensure!(said.contains("\"writes_may_be_lost\":true"), "{said}");
-        let session = Session::connect(&url("data")?, &options).await?;
-        ensure!(sense(&session, &TEST_UNIT_READY).await?.is_none());
-        write(&session, 4).await?;
-        session.flush().await?;
-        ensure!(session.read(0, 1).await?[..] == [4; 512]);
+        let unit = Unit::connect(&url("data")?, &options).await?;
+        ensure!(sense(&unit, &TEST_UNIT_READY).await?.is_none());
+        write(&unit, 4).await?;
+        unit.flush().await?;
+        ensure!(unit.read(0, 1).await?[..] == [4; 512]);
         // The neighbour's session is not affected.
         write(&neighbour, 5).await?;
         neighbour.flush().await?;
@@ -351,8 +348,8 @@ async fn flush_fails_and_is_reattached(folder: &Path) -> Result<()> {
             ensure!(now() < limit, "it is still a problem");
             sleep_until(now() + POLL).await;
         }
-        for session in [session, neighbour] {
-            session.logout().await?;
+        for unit in [unit, neighbour] {
+            unit.logout().await?;
         }
         anyhow::Ok(())
     };
@@ -380,7 +377,7 @@ fn a_deleted_file_that_was_rescued_is_served_when_its_volume_is_reattached() -> 
     run(async {
         let bench = Bench::new("writeback").await?;
         bench.write(3, 0x5a).await?;
-        bench.session.flush().await?;
+        bench.unit.flush().await?;
         fs::remove_file(&bench.path)?;
         let problem = bench.problem().await?;
         let reattach = ["volume", "reattach", "data", "--force", "--grace", "0"];
@@ -400,10 +397,10 @@ fn a_deleted_file_that_was_rescued_is_served_when_its_volume_is_reattached() -> 
         let said = bench.server.refused(CONFLICT, &reattach[..3])?;
         ensure!(said.contains("force"), "{said}");
         bench.server.run(&reattach)?;
-        let session = connect(&bench.server).await?;
-        ensure!(session.read(3, 1).await?[..] == [0x5a; BLOCK]);
-        session.write(4, Buffer::copy_of(&[7; BLOCK]), false).await?;
-        session.flush().await?;
+        let unit = connect(&bench.server).await?;
+        ensure!(unit.read(3, 1).await?[..] == [0x5a; BLOCK]);
+        unit.write(4, Buffer::copy_of(&[7; BLOCK]), false).await?;
+        unit.flush().await?;
         ensure!(fs::read(&bench.path)?[4 * BLOCK] == 7);
         bench.until(|problems| problems.is_empty().then_some(())).await
     })
@@ -511,9 +508,9 @@ fn allocation_is_listed_and_overcommitment_gets_warning() -> Result<()> {
     let doctor = server.command(&["doctor", "--json"])?.output()?;
     ensure!(String::from_utf8(doctor.stdout)?.contains("may still take 1"), "doctor says it, too");
     run(async {
-        let session = connect(&server).await?;
-        session.write(0, Buffer::copy_of(&[7; MIB as usize]), false).await?;
-        session.flush().await?;
+        let unit = connect(&server).await?;
+        unit.write(0, Buffer::copy_of(&[7; MIB as usize]), false).await?;
+        unit.flush().await?;
         let limit = now() + NOTICED_WITHIN;
         loop {
             let list = server.json(&["volume", "list"])?;
@@ -547,17 +544,17 @@ fn exchanged_files_are_refused_until_they_are_confirmed() -> Result<()> {
             Ok(fs::rename(&aside, &other)?)
         };
         let begins_with = async |server: &Managed, byte: u8| -> Result<()> {
-            let session = connect(server).await?;
-            ensure!(session.read(0, 1).await?[..] == [byte; 512]);
-            Ok(session.logout().await?)
+            let unit = connect(server).await?;
+            ensure!(unit.read(0, 1).await?[..] == [byte; 512]);
+            Ok(unit.logout().await?)
         };
         let server = Managed::start(folder.path())?;
         for name in ["data", "other"] {
             server.run(&["volume", "create", name, "8MiB", "--export"])?;
         }
-        let session = connect(&server).await?;
-        session.write(0, Buffer::copy_of(&[7; 512]), true).await?;
-        session.logout().await?;
+        let unit = connect(&server).await?;
+        unit.write(0, Buffer::copy_of(&[7; 512]), true).await?;
+        unit.logout().await?;
         server.stop()?;
         exchange()?;
         let server = Managed::start(folder.path())?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
-use sarsen_initiator::{Sense, Session, SessionOptions};
+use sarsen_initiator::{Sense, SessionOptions, Unit};
 use sarsen_io::cores::{FileEngine, block_on};
 use sarsen_proof::Serving;
 use sarsen_proof::serving::Url;
@@ -37,9 +37,9 @@ pub(crate) fn url(serving: &Serving, volume: &str) -> Result<sarsen_initiator::U
 }
 
 /// Opens a session with a volume.
-pub(crate) async fn session(serving: &Serving, volume: &str) -> Result<Session> {
-    let session = Session::connect(&url(serving, volume)?, &SessionOptions::default()).await;
-    session.with_context(|| serving.log())
+pub(crate) async fn unit(serving: &Serving, volume: &str) -> Result<Unit> {
+    let unit = Unit::connect(&url(serving, volume)?, &SessionOptions::default()).await;
+    unit.with_context(|| serving.log())
 }
 
 /// Sends the server a signal and does not wait.

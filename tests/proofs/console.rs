@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use sarsen_initiator::{Session, SessionOptions};
+use sarsen_initiator::{SessionOptions, Unit};
 use sarsen_io::threads;
 use sarsen_io::time::{now, sleep_until};
 use sarsen_lab::archive::Archive;
@@ -115,7 +115,7 @@ impl Reader {
         let thread = threads::spawn("reader", move || {
             run(async move {
                 while !reported.load(Ordering::Relaxed) {
-                    let Ok(session) = Session::connect(&url, &options).await else {
+                    let Ok(session) = Unit::connect(&url, &options).await else {
                         sleep_until(now() + RETRY_PAUSE).await;
                         continue;
                     };
@@ -198,7 +198,7 @@ fn every_screen_works_while_client_uses_server() -> Result<()> {
     };
     let wrong: sarsen_initiator::Url = url("not-the-secret-at-all")?.parse()?;
     let refused =
-        run(async { Ok(Session::connect(&wrong, &SessionOptions::default()).await.is_err()) })?;
+        run(async { Ok(Unit::connect(&wrong, &SessionOptions::default()).await.is_err()) })?;
     ensure!(refused, "another secret lets in, too");
     let reader = Reader::start(&url("a-secret-of-proofs")?)?;
     follow("screens.mjs", &console, &[("SARSEN_INITIATOR", INITIATOR), ("SARSEN_TARGET", TARGET)])?;

@@ -191,7 +191,7 @@ fn a_session_is_drained_alone() -> Result<()> {
     let server = Controlled::start(&[])?;
     let mut other = server.login(1)?;
     let ended = client::run(async {
-        let session = client::session(&server.serving, "data").await?;
+        let session = client::unit(&server.serving, "data").await?;
         let named = server.sessions()?.into_iter().find(|listed| listed["initiator"] != NAME);
         let tsih = named.context("the session")?["tsih"].to_string();
         let drain = server.begin(&["session", "drain", &tsih])?;
@@ -250,7 +250,7 @@ fn arrived(server: &Controlled, count: usize) -> Result<()> {
 
 fn own_initiator_arrives(server: &Controlled, elsewhere: &Controlled) -> Result<()> {
     client::run(async {
-        let session = client::session(&server.serving, "data").await?;
+        let session = client::unit(&server.serving, "data").await?;
         session.read(0, 1).await?;
         let sessions = elsewhere.sessions()?;
         let own = SessionOptions::default().initiator_name;

@@ -16,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use sarsen_block::Buffer;
 use sarsen_block::Rng;
-use sarsen_initiator::{Command, Session, SessionOptions, TransferRequest};
+use sarsen_initiator::{Command, SessionOptions, TransferRequest, Unit};
 use sarsen_lab::archive::Archive;
 use sarsen_lab::record::{Labels, Measures, Outcome, Run, Sample, Scale, Setting};
 use sarsen_node::Server;
@@ -330,27 +330,27 @@ fn sample(repetition: u32) -> Sample {
     Sample { labels, repetition, ended_at: 1_700_000_001, outcome: Outcome::Measured(measures) }
 }
 
-async fn session(portal: &str, target: &str) -> Result<Session> {
+async fn unit(portal: &str, target: &str) -> Result<Unit> {
     let url = format!("iscsi://{portal}/{target}/0").parse()?;
-    Ok(Session::connect(&url, &SessionOptions::default()).await?)
+    Ok(Unit::connect(&url, &SessionOptions::default()).await?)
 }
 
-async fn read(session: &Session, cdb: &[u8]) -> Result<Vec<u8>> {
-    let completion = session.execute(Command::new(cdb, TransferRequest::Read(4096))).await?;
+async fn read(unit: &Unit, cdb: &[u8]) -> Result<Vec<u8>> {
+    let completion = unit.execute(Command::new(cdb, TransferRequest::Read(4096))).await?;
     ensure!(completion.status == 0, "{cdb:02x?} ended with {}", completion.status);
     Ok(completion.data.context("data")?.to_vec())
 }
 
-async fn write(session: &Session, cdb: &[u8], data: &[u8]) -> Result<()> {
+async fn write(unit: &Unit, cdb: &[u8], data: &[u8]) -> Result<()> {
     let data = TransferRequest::Write(Buffer::copy_of(data));
-    let completion = session.execute(Command::new(cdb, data)).await?;
+    let completion = unit.execute(Command::new(cdb, data)).await?;
     ensure!(completion.status == 0, "{cdb:02x?} ended with {}", completion.status);
     Ok(())
 }
 
 /// Writes data to the disks that outlives the server: a reservation with APTPL, a saved mode page, blocks.
 async fn fill(portal: &str) -> Result<()> {
-    let (data, vault) = (session(portal, DATA).await?, session(portal, VAULT).await?);
+    let (data, vault) = (unit(portal, DATA).await?, unit(portal, VAULT).await?);
     vault.write(0, Buffer::copy_of(&[0x5a; 4096]), true).await?;
     data.write(0, Buffer::copy_of(&[0xa5; 4096]), true).await?;
     let mut pages = read(&data, &[0x1a, 8, 0x0a, 0, 255, 0]).await?;
@@ -371,15 +371,15 @@ fn reservation_parameters(key: u64, action_key: u64, aptpl: u8) -> Vec<u8> {
 
 /// Returns the state of a disk: registered keys, the reservation, the saved control mode page, and its first blocks.
 async fn disk(portal: &str, target: &str) -> Result<Vec<u8>> {
-    let session = session(portal, target).await?;
+    let unit = unit(portal, target).await?;
     let mut said = Vec::new();
     for action in [0, 1] {
-        let keys = read(&session, &[0x5e, action, 0, 0, 0, 0, 0, 0x10, 0, 0]).await?;
+        let keys = read(&unit, &[0x5e, action, 0, 0, 0, 0, 0, 0x10, 0, 0]).await?;
         said.extend(keys.get(8..).context("a header")?);
     }
-    said.extend(read(&session, &[0x1a, 8, 0xca, 0, 255, 0]).await?);
-    said.extend(session.read(0, 8).await?.iter());
-    session.logout().await?;
+    said.extend(read(&unit, &[0x1a, 8, 0xca, 0, 255, 0]).await?);
+    said.extend(unit.read(0, 8).await?.iter());
+    unit.logout().await?;
     Ok(said)
 }
 

@@ -13,7 +13,7 @@ use futures_util::future::try_join_all;
 use rustix::process::Signal;
 use sarsen_block::Buffer;
 use sarsen_block::Rng;
-use sarsen_initiator::{Session, SessionError};
+use sarsen_initiator::{SessionError, Unit};
 use sarsen_proof::{Backing, Serving, Volume, pool_in, pool_on};
 
 use crate::client;
@@ -90,7 +90,7 @@ enum Promise {
 /// The writers from their login to the kill.
 struct Round<'a> {
     serving: &'a Serving,
-    session: &'a Session,
+    unit: &'a Unit,
     ledger: &'a RefCell<Ledger>,
     promise: Promise,
     /// Number of acknowledgements before the kill.
@@ -114,7 +114,7 @@ impl Round<'_> {
             *issued
         };
         let data = Buffer::copy_of(&fill(slot, generation));
-        self.session.write((slot * SLOT_BLOCKS) as u64, data, fua).await?;
+        self.unit.write((slot * SLOT_BLOCKS) as u64, data, fua).await?;
         if fua || self.promise == Promise::Always {
             self.acknowledge(slot, generation)?;
         }
@@ -146,7 +146,7 @@ impl Round<'_> {
 
     async fn write_and_flush(&self, slots: impl Iterator<Item = usize>) -> Result<()> {
         let written = try_join_all(slots.map(|slot| self.write(slot, false))).await?;
-        self.session.flush().await?;
+        self.unit.flush().await?;
         if self.promise == Promise::WhenAsked {
             written.into_iter().try_for_each(|(slot, known)| self.acknowledge(slot, known))?;
         }
@@ -154,11 +154,11 @@ impl Round<'_> {
     }
 }
 
-async fn check_all(session: &Session, ledger: &RefCell<Ledger>) -> Result<()> {
+async fn check_all(unit: &Unit, ledger: &RefCell<Ledger>) -> Result<()> {
     for writer in 0..WRITERS {
         let first = writer * SLOTS_PER_WRITER;
         let blocks = (SLOTS_PER_WRITER * SLOT_BLOCKS) as u32;
-        let bytes = session.read((first * SLOT_BLOCKS) as u64, blocks).await?;
+        let bytes = unit.read((first * SLOT_BLOCKS) as u64, blocks).await?;
         for (slot, bytes) in (first..).zip(bytes.chunks_exact(SLOT_LENGTH)) {
             ledger.borrow().check(slot, bytes)?;
         }
@@ -189,13 +189,13 @@ fn survive(
         let seeds: Vec<u64> = (0..WRITERS).map(|_| rng.bits()).collect();
         let before = ledger.borrow().open();
         client::run(async {
-            let session = client::session(&serving, "data").await?;
-            check_all(&session, ledger).await?;
+            let unit = client::unit(&serving, "data").await?;
+            check_all(&unit, ledger).await?;
             if kill == kills {
-                return session.logout().await.map_err(Into::into);
+                return unit.logout().await.map_err(Into::into);
             }
             let left = Cell::new(rolled);
-            let round = Round { serving: &serving, session: &session, ledger, promise, left };
+            let round = Round { serving: &serving, unit: &unit, ledger, promise, left };
             let writers = seeds.iter().enumerate();
             try_join_all(writers.map(|(writer, seed)| round.writer(writer, Rng::new(*seed))))
                 .await?;

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
-use sarsen_initiator::{Session, SessionOptions};
+use sarsen_initiator::{SessionOptions, Unit};
 use sarsen_lab::access;
 use sarsen_lab::archive::Archive;
 use sarsen_lab::record::{Labels, Measures, Outcome, Run, Sample, Scale, Setting};
@@ -194,7 +194,7 @@ fn json_output_keeps_names_and_types() -> Result<()> {
     let url: sarsen_initiator::Url =
         format!("iscsi://vm%{SECRET}@{}/{TARGET}/0", server.portal()?).parse()?;
     run(async {
-        let session = Session::connect(&url, &SessionOptions::default()).await?;
+        let session = Unit::connect(&url, &SessionOptions::default()).await?;
         session.read(0, 1).await?;
         session.read(u64::MAX / 4096, 1).await.err();
         questions(&mut asking)?;

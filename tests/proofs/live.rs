@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use sarsen_block::Buffer;
-use sarsen_initiator::{Command, SenseKey, Session, SessionError, SessionOptions, TransferRequest};
+use sarsen_initiator::{Command, SenseKey, SessionError, SessionOptions, TransferRequest, Unit};
 use sarsen_io::time;
 use sarsen_node::config::{
     Config, NamePattern, RuleConfig, TargetConfig, VolumeConfig, parse_portal, parse_volume,
@@ -63,15 +63,15 @@ async fn apply_soon(server: &Server, desired: Config) -> Result<()> {
     Ok(())
 }
 
-async fn connect(server: &Server, target: &str, lun: u16) -> Result<Session, SessionError> {
+async fn connect(server: &Server, target: &str, lun: u16) -> Result<Unit, SessionError> {
     let portal = server.portals()[0].address();
     let url = format!("iscsi://{portal}/{target}/{lun}").parse().expect("a URL");
-    Session::connect(&url, &SessionOptions::default()).await
+    Unit::connect(&url, &SessionOptions::default()).await
 }
 
 /// Returns the unit attention that TEST UNIT READY receives, if any.
-async fn reported(session: &Session) -> Result<Option<(u8, u8)>> {
-    let completion = session.execute(Command::new(&[0; 6], TransferRequest::None)).await?;
+async fn reported(unit: &Unit) -> Result<Option<(u8, u8)>> {
+    let completion = unit.execute(Command::new(&[0; 6], TransferRequest::None)).await?;
     Ok(completion.sense.get(12..14).map(|codes| (codes[0], codes[1])))
 }
 
@@ -95,16 +95,16 @@ async fn attentive<T>(
 
 /// A client that reads and writes continuously until it is dropped; it fails if an operation fails.
 struct Busy {
-    session: Rc<Session>,
+    unit: Rc<Unit>,
     task: tokio::task::JoinHandle<Result<u64, SessionError>>,
     stop: tokio::sync::watch::Sender<bool>,
 }
 
 impl Busy {
-    fn begin(session: Session) -> Self {
-        let session = Rc::new(session);
+    fn begin(unit: Unit) -> Self {
+        let unit = Rc::new(unit);
         let (stop, reported) = tokio::sync::watch::channel(false);
-        let own = session.clone();
+        let own = unit.clone();
         let task = tokio::task::spawn_local(async move {
             let mut rounds = 0;
             while !*reported.borrow() {
@@ -118,15 +118,15 @@ impl Busy {
             }
             Ok(rounds)
         });
-        Self { session, task, stop }
+        Self { unit, task, stop }
     }
 
     /// Checks that no operation failed, and that at least one succeeded.
-    async fn end(self) -> Result<Session> {
+    async fn end(self) -> Result<Unit> {
         self.stop.send_replace(true);
         let rounds = self.task.await??;
         ensure!(rounds > 0, "it did nothing");
-        Rc::into_inner(self.session).context("the task has ended")
+        Rc::into_inner(self.unit).context("the task has ended")
     }
 }
 
@@ -137,20 +137,20 @@ fn a_session_goes_on_while_other_volumes_and_targets_come_grow_are_renamed_and_g
         let busy = Busy::begin(connect(&server, A, 0).await?);
         apply(&server, with_target_b("b=ram:2MiB,serial=two,naa=3000000000000002", "b", 3)?)
             .await?;
-        let session = connect(&server, B, 3).await?;
-        session.write(4095, Buffer::copy_of(&[7; 512]), false).await?;
+        let unit = connect(&server, B, 3).await?;
+        unit.write(4095, Buffer::copy_of(&[7; 512]), false).await?;
 
         apply(&server, with_target_b("b=ram:3MiB,serial=two,naa=3000000000000002", "b", 3)?)
             .await?;
-        ensure!(reported(&session).await? == Some((0x2a, 0x09)), "CAPACITY DATA HAS CHANGED");
-        ensure!(session.read_capacity().await?.blocks == 3 * MIB / 512);
-        session.write(3 * MIB / 512 - 1, Buffer::copy_of(&[8; 512]), false).await?;
+        ensure!(reported(&unit).await? == Some((0x2a, 0x09)), "CAPACITY DATA HAS CHANGED");
+        ensure!(unit.read_capacity().await?.blocks == 3 * MIB / 512);
+        unit.write(3 * MIB / 512 - 1, Buffer::copy_of(&[8; 512]), false).await?;
 
         // The same disk with another name, extended again.
         apply(&server, with_target_b("c=ram:4MiB,serial=two,naa=3000000000000002", "c", 3)?)
             .await?;
-        ensure!(reported(&session).await? == Some((0x2a, 0x09)));
-        ensure!(*session.read(4095, 1).await? == [7; 512], "another disk");
+        ensure!(reported(&unit).await? == Some((0x2a, 0x09)));
+        ensure!(*unit.read(4095, 1).await? == [7; 512], "another disk");
         ensure!(server.exports()[1].volume == "c" && server.exports()[1].size == 4 * MIB);
 
         // A session uses the target, so that the server cannot delete it.
@@ -158,14 +158,14 @@ fn a_session_goes_on_while_other_volumes_and_targets_come_grow_are_renamed_and_g
         ensure!(objects(prepared.interrupts()) == [format!("target {B} 1")]);
         let refused = prepared.make(None).await.err().context("it was in use")?;
         ensure!(matches!(&refused, ChangeError::InUse(_)), "{refused}");
-        ensure!(reported(&session).await?.is_none(), "it was touched");
-        session.logout().await?;
+        ensure!(reported(&unit).await?.is_none(), "it was touched");
+        unit.logout().await?;
         apply_soon(&server, config(|_| {})?).await?;
         ensure!(connect(&server, B, 3).await.is_err(), "it is still there");
         ensure!(server.exports().len() == 1);
 
-        let session = busy.end().await?;
-        session.logout().await?;
+        let unit = busy.end().await?;
+        unit.logout().await?;
         ensure!(server.shutdown(LIMIT).await);
         Ok(())
     })
@@ -281,24 +281,24 @@ fn change_that_needs_reopen_reopens_volume() -> Result<()> {
         };
         let server = Server::start(with("")?)?;
         let busy = Busy::begin(connect(&server, A, 0).await?);
-        let session = connect(&server, B, 0).await?;
-        session.write(0, Buffer::copy_of(&[1; 512]), false).await?;
+        let unit = connect(&server, B, 0).await?;
+        unit.write(0, Buffer::copy_of(&[1; 512]), false).await?;
         let through = || with(",cache=writethrough");
         let prepared = server.prepare(through()?)?;
         ensure!(objects(prepared.interrupts()) == ["volume b 1"]);
         drop(prepared);
-        ensure!(*session.read(0, 1).await? == [1; 512], "it was touched");
+        ensure!(*unit.read(0, 1).await? == [1; 512], "it was touched");
         // The written data is present when the volume is opened again.
         apply_soon(&server, through()?).await?;
         ensure!(first_bytes(&path)? == [1; 512]);
-        let session = connect(&server, B, 0).await?;
-        session.write(0, Buffer::copy_of(&[2; 512]), false).await?;
+        let unit = connect(&server, B, 0).await?;
+        unit.write(0, Buffer::copy_of(&[2; 512]), false).await?;
         ensure!(first_bytes(&path)? == [2; 512], "it is not written through");
         // The volume cannot be opened with this error, so the server refuses the change, and no client notices it.
         let failed = server.prepare(with(",fault=lost-write@1000000")?).err();
         ensure!(failed.is_some(), "there is no such block");
-        ensure!(*session.read(0, 1).await? == [2; 512]);
-        session.logout().await?;
+        ensure!(*unit.read(0, 1).await? == [2; 512]);
+        unit.logout().await?;
         // With another block size the data would be different, so the server refuses at once.
         let error = server.prepare(with(",block-size=4096")?).err().context("refused")?;
         ensure!(error.to_string().contains("leave block-size as it is"), "{error}");
@@ -337,22 +337,22 @@ fn portals_come_go_and_change_while_others_are_used() -> Result<()> {
         let address = server.portals()[1].address();
         let through = async |address: std::net::SocketAddr| {
             let url = format!("iscsi://{address}/{A}/0").parse().expect("a URL");
-            Session::connect(&url, &SessionOptions::default()).await
+            Unit::connect(&url, &SessionOptions::default()).await
         };
-        let session = through(address).await?;
+        let unit = through(address).await?;
         ensure!(server.target_device(A).and_then(|a| a.access_state(2)).is_some(), "a port of it");
         // Another group is another port: sessions through the old port cannot stay.
         let prepared = server.prepare(with_second_portal(3)?)?;
         ensure!(objects(prepared.interrupts()) == [format!("portal {address} 1")]);
         prepared.make(Some(Duration::ZERO)).await?;
-        ensure!(reported(&session).await.is_err(), "it is still there");
+        ensure!(reported(&unit).await.is_err(), "it is still there");
         ensure!(server.portals()[1].address() == address, "the socket stays");
-        let session = through(address).await?;
+        let unit = through(address).await?;
         let prepared = server.prepare(config(|_| {})?)?;
         let object = prepared.interrupts()[0].object.clone();
         ensure!(object == Object::Portal(address), "{object}");
         prepared.make(Some(Duration::ZERO)).await?;
-        ensure!(reported(&session).await.is_err() && through(address).await.is_err());
+        ensure!(reported(&unit).await.is_err() && through(address).await.is_err());
         ensure!(server.target_device(A).and_then(|a| a.access_state(3)).is_none());
         busy.end().await?.logout().await?;
         ensure!(server.shutdown(LIMIT).await);
@@ -411,11 +411,11 @@ async fn an_address_has_changed_hands() -> Result<bool> {
 fn reload_applies_unless_removed_objects_are_in_use() -> Result<()> {
     run(async {
         let server = Server::start(config(add_target_b)?)?;
-        let session = connect(&server, B, 0).await?;
+        let unit = connect(&server, B, 0).await?;
         let refused = server.reload(config(|_| {})?).await.err().context("it is in use")?;
         let words = format!("target {B} (1 session) is in use: log its initiators out first");
         ensure!(refused.to_string().contains(&words), "{refused}");
-        ensure!(reported(&session).await?.is_none(), "it was touched");
+        ensure!(reported(&unit).await?.is_none(), "it was touched");
 
         // Sessions that the rules no longer permit end, even if they are active. The other settings need a restart,
         // which is reported.
@@ -436,7 +436,7 @@ fn reload_applies_unless_removed_objects_are_in_use() -> Result<()> {
             ..ChangeOutcome::default()
         };
         ensure!(made == expected, "{made:?}");
-        ensure!(reported(&session).await.is_err() && connect(&server, B, 0).await.is_err());
+        ensure!(reported(&unit).await.is_err() && connect(&server, B, 0).await.is_err());
         let only = connect(&server, A, 0).await?;
         ensure!(connect(&server, A, 0).await.is_err(), "limits.sessions is 1");
         only.logout().await?;

@@ -30,6 +30,7 @@ mod images;
 mod import;
 mod incremental_backup;
 mod independence;
+mod iscsi_store;
 mod isns;
 mod json_schema;
 mod kernel_guest;

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use anyhow::{Context as _, Result, ensure};
-use sarsen_initiator::{Sense, SenseKey, Session, SessionOptions};
+use sarsen_initiator::{Sense, SenseKey, SessionOptions, Unit};
 use sarsen_proof::{Backing, Serving, Volume};
 use sarsen_wire::iscsi::{
     AsyncEvent, Isid, Opcode, TaskManagementFunction, TaskManagementResponse,
@@ -183,18 +183,18 @@ fn another_isid_or_another_name_is_another_session() -> Result<()> {
     let serving = serve(&[Volume::new("data", Backing::Ram, MIB)])?;
     let url = client::url(&serving, "data")?;
     client::run(async {
-        let first = Session::connect(&url, &port_options(ONE, 1)).await?;
-        let second = Session::connect(&url, &port_options(ONE, 2)).await?;
-        let third = Session::connect(&url, &port_options(OTHER, 1)).await?;
-        for session in [&first, &second, &third] {
-            session.ping().await?;
+        let first = Unit::connect(&url, &port_options(ONE, 1)).await?;
+        let second = Unit::connect(&url, &port_options(ONE, 2)).await?;
+        let third = Unit::connect(&url, &port_options(OTHER, 1)).await?;
+        for unit in [&first, &second, &third] {
+            unit.session().ping().await?;
         }
-        let again = Session::connect(&url, &port_options(ONE, 1)).await?;
-        let error = first.ping().await.expect_err("the first session was to end");
+        let again = Unit::connect(&url, &port_options(ONE, 1)).await?;
+        let error = first.session().ping().await.expect_err("the first session was to end");
         ensure!(error.is_connection_lost(), "{error}");
-        for session in [&second, &third, &again] {
-            session.ping().await?;
-            session.test_unit_ready().await?;
+        for unit in [&second, &third, &again] {
+            unit.session().ping().await?;
+            unit.test_unit_ready().await?;
         }
         Ok(())
     })

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use futures_util::future::{try_join, try_join_all};
 use sarsen_block::Buffer;
 use sarsen_block::Rng;
-use sarsen_initiator::{Session, SessionOptions};
+use sarsen_initiator::{SessionOptions, Unit};
 use sarsen_proof::{Backing, Serving, Volume};
 use sarsen_wire::iscsi::{BasicHeader, Opcode, RawHeader, U24};
 use tokio::net::TcpStream;
@@ -25,12 +25,12 @@ const END_LIMIT: Duration = Duration::from_secs(30);
 /// Maximum resident memory of an idle session.
 const IDLE_LIMIT: u64 = 64 << 10;
 
-async fn sessions(serving: &Serving, count: usize, kind: &str) -> Result<Vec<Session>> {
+async fn sessions(serving: &Serving, count: usize, kind: &str) -> Result<Vec<Unit>> {
     let url = client::url(serving, "scratch")?;
     let url = &url;
     let connected = try_join_all((0..count).map(|index| async move {
         let initiator_name = format!("iqn.2026-11.proof:{kind}{index}");
-        Session::connect(url, &SessionOptions { initiator_name, ..SessionOptions::default() }).await
+        Unit::connect(url, &SessionOptions { initiator_name, ..SessionOptions::default() }).await
     }));
     connected.await.with_context(|| serving.log())
 }
@@ -42,7 +42,7 @@ fn pattern(index: usize, turn: u64) -> Vec<u8> {
 }
 
 /// Each session writes its own blocks. After all writes, each session reads them back. This happens twice.
-async fn write_and_read_back(sessions: &[Session]) -> Result<()> {
+async fn write_and_read_back(sessions: &[Unit]) -> Result<()> {
     let place = |index: usize| index as u64 * u64::from(OWN_BLOCKS);
     for turn in 0..2 {
         try_join_all(sessions.iter().enumerate().map(|(index, session)| {
@@ -143,7 +143,7 @@ fn two_hundred_sessions_are_not_disturbed_by_those_that_misbehave() -> Result<()
         // The sessions were open all the time.
         write_and_read_back(&sessions).await?;
         println!("{SESSIONS} sessions wrote and read {} times 64 KiB each", 6);
-        try_join_all(sessions.into_iter().map(Session::logout)).await?;
+        try_join_all(sessions.into_iter().map(Unit::logout)).await?;
         Ok(())
     })
     .with_context(|| serving.log())?;
@@ -195,7 +195,7 @@ fn an_idle_session_takes_less_than_64_kib() -> Result<()> {
         let crowd = sessions(&serving, SESSIONS, "idle").await?;
         let fresh = resident_bytes(&serving)?.saturating_sub(before) / SESSIONS as u64;
         write_and_read_back(&crowd).await?;
-        try_join_all(crowd.iter().map(Session::ping)).await?;
+        try_join_all(crowd.iter().map(|unit| unit.session().ping())).await?;
         let used = resident_bytes(&serving)?.saturating_sub(before) / SESSIONS as u64;
         println!("resident bytes of an idle session: {fresh} when new, {used} after its work");
         ensure!(fresh < IDLE_LIMIT, "{fresh} bytes for each new session");

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use sarsen_block::Buffer;
-use sarsen_initiator::{Sense, SenseKey, Session, SessionError};
+use sarsen_initiator::{Sense, SenseKey, SessionError, Unit};
 use sarsen_proof::{Backing, Serving, Volume, process, program};
 
 use crate::client::{self, LIMIT};
@@ -122,7 +122,7 @@ fn a_file_that_another_server_has_is_in_use() -> Result<()> {
     let both = ["--volume", &spec, "--volume", &spec.replace("other", "again")];
     says(&refused(&[&listen[..], &both].concat(), USAGE)?, &["other", "again", "the same path"])?;
     client::run(async {
-        Ok(client::session(&first, "data").await?.write(0, Buffer::zeroed(512), true).await?)
+        Ok(client::unit(&first, "data").await?.write(0, Buffer::zeroed(512), true).await?)
     })?;
     first.stop()?;
     Serving::start_with(&[file_volume(&path)], &[])?.stop()
@@ -151,7 +151,7 @@ fn sense(outcome: Result<(), SessionError>) -> Result<Option<Sense>> {
 }
 
 /// Another volume of the same server works.
-async fn is_undisturbed(other: &Session) -> Result<()> {
+async fn is_undisturbed(other: &Unit) -> Result<()> {
     other.write(8, Buffer::copy_of(&[0xa5; 4096]), true).await?;
     ensure!(other.read(8, 8).await?[..] == [0xa5; 4096], "another volume lost its data");
     Ok(())
@@ -178,14 +178,14 @@ fn full_disk_is_reported_and_session_stays() -> Result<()> {
         let volumes = [thick, Volume::new("other", Backing::Ram, 16 * MIB)];
         let serving = Serving::start_under(&wrapper, &volumes, &["--io-engine", engine])?;
         client::run(async {
-            let session = client::session(&serving, "thin").await?;
-            let other = client::session(&serving, "other").await?;
+            let unit = client::unit(&serving, "thin").await?;
+            let other = client::unit(&serving, "other").await?;
             let piece = |fill: u8| Buffer::copy_of(&[fill; 64 * 1024]);
             let mut stored = 0;
             let reported = loop {
                 ensure!(stored < 1024, "64 MiB fit on a disk of 4 MiB");
                 let lba = stored * 128;
-                match sense(session.write(lba, piece(stored as u8), false).await)? {
+                match sense(unit.write(lba, piece(stored as u8), false).await)? {
                     None => stored += 1,
                     // Before the disk is full the server reports a threshold, and the client repeats the write.
                     Some(sense) if sense.key == SenseKey::UnitAttention => {}
@@ -199,20 +199,17 @@ fn full_disk_is_reported_and_session_stays() -> Result<()> {
             ensure!(stored > 32, "only {stored} pieces of 64 KiB fit on 4 MiB");
             println!("{engine}: full after {stored} pieces of 64 KiB: {reported}");
             for index in 0..stored {
-                let read = session.read(index * 128, 128).await?;
+                let read = unit.read(index * 128, 128).await?;
                 ensure!(read[..] == piece(index as u8)[..], "piece {index} changed");
             }
-            let again = sense(session.write(60 << 11, piece(1), false).await)?;
+            let again = sense(unit.write(60 << 11, piece(1), false).await)?;
             ensure!(again.is_some(), "the disk is full no more");
             is_undisturbed(&other).await?;
             // Freed space can be used again.
-            session.unmap(&[(0, 16 * 128)]).await?;
-            session.write(60 << 11, piece(7), false).await?;
-            session.flush().await?;
-            ensure!(
-                session.read(60 << 11, 128).await?[..] == piece(7)[..],
-                "what was written last"
-            );
+            unit.unmap(&[(0, 16 * 128)]).await?;
+            unit.write(60 << 11, piece(7), false).await?;
+            unit.flush().await?;
+            ensure!(unit.read(60 << 11, 128).await?[..] == piece(7)[..], "what was written last");
             is_undisturbed(&other).await
         })
         .with_context(|| serving.log())?;
@@ -241,12 +238,12 @@ fn a_file_cut_short_is_a_medium_error_with_its_block() -> Result<()> {
             [data.option(&format!("cache={cache}")), Volume::new("other", Backing::Ram, 16 * MIB)];
         let serving = Serving::start_with(&volumes, &["--io-engine", engine])?;
         client::run(async {
-            let session = client::session(&serving, "data").await?;
-            let other = client::session(&serving, "other").await?;
-            session.write(CUT_LBA - 8, Buffer::copy_of(&[0x3c; 16 * 512]), true).await?;
+            let unit = client::unit(&serving, "data").await?;
+            let other = client::unit(&serving, "other").await?;
+            unit.write(CUT_LBA - 8, Buffer::copy_of(&[0x3c; 16 * 512]), true).await?;
             fs::OpenOptions::new().write(true).open(&path)?.set_len(CUT)?;
 
-            let read = session.read(lba, blocks).await.map(drop);
+            let read = unit.read(lba, blocks).await.map(drop);
             let reported = sense(read)?
                 .with_context(|| format!("{cache}, {engine}: a read {what} was GOOD"))?;
             ensure!(
@@ -254,7 +251,7 @@ fn a_file_cut_short_is_a_medium_error_with_its_block() -> Result<()> {
                 "{cache}, {engine}: a read {what} was told as {reported}, not with block {bad}"
             );
             // From now on the volume is out of service, because the file is no longer a complete disk.
-            let write = session.write(0, Buffer::copy_of(&[0x11; 4096]), true).await;
+            let write = unit.write(0, Buffer::copy_of(&[0x11; 4096]), true).await;
             let reported = sense(write)?
                 .with_context(|| format!("{cache}, {engine}: a write after it was GOOD"))?;
             ensure!(

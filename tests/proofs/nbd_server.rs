@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use sarsen_block::{Buffer, conformance};
 use sarsen_initiator::nbd::NbdStore;
-use sarsen_initiator::{Command as ScsiCommand, Session, SessionOptions, TransferRequest};
+use sarsen_initiator::{Command as ScsiCommand, SessionOptions, TransferRequest, Unit};
 use sarsen_io::cores::{FileEngine, block_on};
 use sarsen_io::time::now;
 use sarsen_proof::guest::{self, HOST};
@@ -115,7 +115,7 @@ impl Fixture {
         let sessions = list["sessions"].as_array().context("sessions")?;
         let mut protocols: Vec<_> = sessions
             .iter()
-            .filter_map(|session| session["protocol"].as_str())
+            .filter_map(|unit| unit["protocol"].as_str())
             .map(str::to_owned)
             .collect();
         protocols.sort();
@@ -296,10 +296,10 @@ fn write_head(offset: u64, length: u32) -> [u8; 28] {
 }
 
 /// Executes a command and repeats it after a unit attention. Returns its status.
-async fn ask(session: &Session, cdb: &[u8], data: &[u8]) -> Result<u8> {
+async fn ask(unit: &Unit, cdb: &[u8], data: &[u8]) -> Result<u8> {
     loop {
         let transfer = TransferRequest::Write(Buffer::copy_of(data));
-        let completion = session.execute(ScsiCommand::new(cdb, transfer)).await?;
+        let completion = unit.execute(ScsiCommand::new(cdb, transfer)).await?;
         if completion.status != 2 {
             return Ok(completion.status);
         }
@@ -312,22 +312,22 @@ fn spc4_5_12_a_reservation_of_an_iscsi_initiator_holds_for_nbd() -> Result<()> {
     let url = fixture.iscsi("data")?.parse()?;
     ensure!(fixture.qemu("data", &["write -P 1 0 4k"])?);
     block_on(FileEngine::Pool, async {
-        let session = Session::connect(&url, &SessionOptions::default()).await?;
+        let unit = Unit::connect(&url, &SessionOptions::default()).await?;
         let list =
             |key: u64, new: u64| [&key.to_be_bytes()[..], &new.to_be_bytes(), &[0; 8]].concat();
         let out = |action: u8, kind: u8| [0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0];
-        ensure!(ask(&session, &out(0, 0), &list(0, 7)).await? == 0, "REGISTER");
+        ensure!(ask(&unit, &out(0, 0), &list(0, 7)).await? == 0, "REGISTER");
         // Write Exclusive: others read.
-        ensure!(ask(&session, &out(1, 1), &list(7, 0)).await? == 0, "RESERVE");
+        ensure!(ask(&unit, &out(1, 1), &list(7, 0)).await? == 0, "RESERVE");
         ensure!(!fixture.qemu("data", &["write -P 2 0 4k"])?, "a write passed the reservation");
         ensure!(!fixture.qemu("data", &["discard 0 4k"])?, "a discard passed the reservation");
         ensure!(!fixture.qemu("data", &["write -z 0 4k"])?, "zeroes passed the reservation");
         ensure!(fixture.qemu("data", &["read -P 1 0 4k"])?, "a read was refused");
-        ensure!(ask(&session, &out(2, 1), &list(7, 0)).await? == 0, "RELEASE");
+        ensure!(ask(&unit, &out(2, 1), &list(7, 0)).await? == 0, "RELEASE");
         // Exclusive Access: others do not even read.
-        ensure!(ask(&session, &out(1, 3), &list(7, 0)).await? == 0, "RESERVE");
+        ensure!(ask(&unit, &out(1, 3), &list(7, 0)).await? == 0, "RESERVE");
         ensure!(!fixture.qemu("data", &["read 0 4k"])?, "a read passed the reservation");
-        ensure!(ask(&session, &out(3, 0), &list(7, 0)).await? == 0, "CLEAR");
+        ensure!(ask(&unit, &out(3, 0), &list(7, 0)).await? == 0, "CLEAR");
         anyhow::Ok(())
     })??;
     ensure!(fixture.qemu("data", &["read -P 1 0 4k", "write -P 2 0 4k"])?);
@@ -362,7 +362,7 @@ fn sessions_of_both_protocols_are_listed_drained_and_in_the_way() -> Result<()> 
     fixture.wait_for(&["iscsi", "nbd"])?;
     let sessions = fixture.server.json(&["session", "list"])?;
     let sessions = sessions["sessions"].as_array().context("sessions")?;
-    let nbd = sessions.iter().find(|session| session["protocol"] == "nbd").context("NBD")?;
+    let nbd = sessions.iter().find(|unit| unit["protocol"] == "nbd").context("NBD")?;
     ensure!(nbd["volume"] == "data" && nbd["isid"].is_null(), "{nbd}");
     ensure!(nbd["initiator"] == "nbd:127.0.0.1", "{nbd}");
     let (tsih, pcap) = (nbd["tsih"].to_string(), fixture.path("trace.pcap").display().to_string());

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use sarsen_initiator::{Session, SessionOptions};
+use sarsen_initiator::{SessionOptions, Unit};
 use sarsen_io::time::now;
 use sarsen_node::control::Client;
 use sarsen_node::schema::events::EventList;
@@ -413,7 +413,7 @@ fn chap_responses_are_in_trace_only_on_request() -> Result<()> {
         while server.log().matches("are traced").count() == traced_before {
             ensure!(now() < deadline, "{}", server.log());
         }
-        run(async { Ok(Session::connect(&url, &options).await?.logout().await?) })?;
+        run(async { Ok(Unit::connect(&url, &options).await?.logout().await?) })?;
         traced(&out, "Logout Response")?;
         end(child)?;
         Ok(std::fs::read(&out)?)

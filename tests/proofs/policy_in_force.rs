@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use sarsen_block::Buffer;
 use sarsen_initiator::{
-    ChapCredentials, ConnectionError, Credentials, Secret, Session, SessionError, SessionOptions,
+    ChapCredentials, ConnectionError, Credentials, Secret, SessionError, SessionOptions, Unit,
 };
 use sarsen_io::time::now;
 use sarsen_node::config::DEFAULT_TARGET_PREFIX;
@@ -536,7 +536,7 @@ impl Client {
 
     /// Logs in and reads a block, or writes one.
     async fn uses(&self, url: sarsen_initiator::Url, writes: bool) -> Result<bool> {
-        let session = match Session::connect(&url, &self.options()).await {
+        let session = match Unit::connect(&url, &self.options()).await {
             Ok(session) => session,
             Err(error) => return permitted(Err(error)),
         };

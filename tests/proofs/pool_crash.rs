@@ -19,7 +19,7 @@ use futures_util::future::try_join_all;
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 use sarsen_block::{Buffer, Rng};
-use sarsen_initiator::{Session, SessionError, SessionOptions};
+use sarsen_initiator::{SessionError, SessionOptions, Unit};
 use sarsen_io::time::now;
 use sarsen_proof::managed::{self, Managed};
 use sarsen_proof::{process, program};
@@ -117,9 +117,9 @@ impl Victim {
     }
 
     /// Opens a session; `None` if the server was killed.
-    async fn session(&self, volume: &str) -> Result<Option<Session>> {
+    async fn unit(&self, volume: &str) -> Result<Option<Unit>> {
         let url = format!("iscsi://{}/iqn.2026-11.io.sarsen:{volume}/0", self.server.portal()?);
-        let connected = Session::connect(&url.parse()?, &SessionOptions::default()).await;
+        let connected = Unit::connect(&url.parse()?, &SessionOptions::default()).await;
         self.unless_killed(connected)
     }
 
@@ -135,10 +135,10 @@ impl Victim {
 
     /// Reads a whole volume; `None` if the server was killed.
     async fn read(&self, volume: &str) -> Result<Option<Generations>> {
-        let Some(session) = self.session(volume).await? else { return Ok(None) };
-        let read = session.read(0, (SLOTS * SLOT_BLOCKS) as u32).await;
+        let Some(unit) = self.unit(volume).await? else { return Ok(None) };
+        let read = unit.read(0, (SLOTS * SLOT_BLOCKS) as u32).await;
         let Some(bytes) = self.unless_killed(read)? else { return Ok(None) };
-        self.unless_killed(session.logout().await)?;
+        self.unless_killed(unit.logout().await)?;
         generations(&bytes).map(Some)
     }
 
@@ -226,7 +226,7 @@ impl Tally {
 /// Writers of a volume, while an operation is under way.
 struct Writing<'a> {
     victim: &'a Victim,
-    session: &'a Session,
+    unit: &'a Unit,
     ledger: &'a Mutex<Ledger>,
     tally: &'a Tally,
     /// The operation has ended.
@@ -239,7 +239,7 @@ impl Writing<'_> {
         let generation = self.ledger.lock().issue(slot);
         self.victim.step()?;
         let data = Buffer::copy_of(&fill(slot, generation));
-        let written = self.session.write((slot * SLOT_BLOCKS) as u64, data, fua).await;
+        let written = self.unit.write((slot * SLOT_BLOCKS) as u64, data, fua).await;
         if self.victim.unless_killed(written)?.is_none() {
             return Ok(false);
         }
@@ -251,7 +251,7 @@ impl Writing<'_> {
 
     async fn flush(&self) -> Result<bool> {
         let answered = self.ledger.lock().answered();
-        if self.victim.unless_killed(self.session.flush().await)?.is_none() {
+        if self.victim.unless_killed(self.unit.flush().await)?.is_none() {
             return Ok(false);
         }
         self.ledger.lock().flushed(&answered);
@@ -301,19 +301,14 @@ impl Family {
         let ended = thread::scope(|scope| {
             let writing = scope.spawn(|| {
                 client::run(async {
-                    let Some(session) = victim.session(volume).await? else { return Ok(()) };
-                    let writing = Writing {
-                        victim,
-                        session: &session,
-                        ledger: &ledger,
-                        tally,
-                        may_end: &may_end,
-                    };
+                    let Some(unit) = victim.unit(volume).await? else { return Ok(()) };
+                    let writing =
+                        Writing { victim, unit: &unit, ledger: &ledger, tally, may_end: &may_end };
                     let writers = seeds.iter().enumerate();
                     let writers =
                         writers.map(|(number, seed)| writing.writer(number, Rng::new(*seed)));
                     try_join_all(writers).await?;
-                    victim.unless_killed(session.logout().await)?;
+                    victim.unless_killed(unit.logout().await)?;
                     Ok(())
                 })
             });
@@ -435,20 +430,20 @@ impl Family {
                     let mut rng = Rng::new(seed);
                     let Some(found) = victim.read(name).await? else { return Ok(false) };
                     ledger.check(&found).with_context(|| format!("clone {name}"))?;
-                    let Some(session) = victim.session(name).await? else { return Ok(false) };
+                    let Some(unit) = victim.unit(name).await? else { return Ok(false) };
                     for _ in 0..WRITES {
                         let slot = rng.below(SLOTS as u64) as usize;
                         let generation = ledger.issue(slot);
                         let data = Buffer::copy_of(&fill(slot, generation));
                         victim.step()?;
                         let lba = (slot * SLOT_BLOCKS) as u64;
-                        let written = session.write(lba, data, true).await;
+                        let written = unit.write(lba, data, true).await;
                         if victim.unless_killed(written)?.is_none() {
                             return Ok(false);
                         }
                         ledger.answer(slot, true);
                     }
-                    victim.unless_killed(session.logout().await)?;
+                    victim.unless_killed(unit.logout().await)?;
                     Ok(true)
                 })
             });

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use sarsen_initiator::{Session, SessionOptions};
+use sarsen_initiator::{SessionOptions, Unit};
 use sarsen_proof::managed::Managed;
 use sarsen_proof::process;
 use serde_json::Value;
@@ -615,7 +615,7 @@ fn sbc3_6_6_4_clients_of_a_striped_volume_see_its_chunks_and_stripes() -> Result
     let iscsi = urls.split_whitespace().find(|word| word.starts_with("iscsi://"));
     let iscsi = iscsi.with_context(|| urls.clone())?.parse()?;
     let page = client::run(async {
-        let session = Session::connect(&iscsi, &SessionOptions::default()).await?;
+        let session = Unit::connect(&iscsi, &SessionOptions::default()).await?;
         let page = session.inquiry_data(Some(BLOCK_LIMITS)).await?;
         session.logout().await?;
         Ok(page)

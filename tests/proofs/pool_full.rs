@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use sarsen_block::{Buffer, Rng};
-use sarsen_initiator::{Sense, SenseKey, Session, SessionError, SessionOptions};
+use sarsen_initiator::{Sense, SenseKey, SessionError, SessionOptions, Unit};
 use sarsen_io::time::now;
 use sarsen_proof::managed::Managed;
 use sarsen_proof::{process, program};
@@ -57,7 +57,7 @@ fn fill(piece: usize, generation: u64) -> Vec<u8> {
 /// A client of a volume in a full pool.
 struct Client<'a> {
     server: &'a Managed,
-    session: Session,
+    unit: Unit,
     pieces: Pieces,
     generation: u64,
     rng: Rng,
@@ -73,7 +73,7 @@ impl Client<'_> {
             (first..first + count).flat_map(|piece| fill(piece, self.generation)).collect();
         let lba = (first * PIECE_BLOCKS) as u64;
         let fua = self.rng.chance(20);
-        match self.session.write(lba, Buffer::copy_of(&data), fua).await {
+        match self.unit.write(lba, Buffer::copy_of(&data), fua).await {
             Ok(()) => {
                 self.pieces.0[first..first + count].fill(self.generation);
                 self.answered += 1;
@@ -117,7 +117,7 @@ impl Client<'_> {
             let first = chunk * PIECES + first;
             ensure!(self.write(first, count).await?, "its own data cannot be overwritten");
         }
-        Ok(self.session.flush().await?)
+        Ok(self.unit.flush().await?)
     }
 
     /// Unmaps some chunks, which the snapshot then has alone. Returns how many.
@@ -130,19 +130,19 @@ impl Client<'_> {
             let zeroes = Buffer::copy_of(&[0; 512]);
             let lba = (chunk * PIECES * PIECE_BLOCKS) as u64;
             let blocks = (PIECES * PIECE_BLOCKS) as u32;
-            self.session.write_same(lba, blocks, zeroes, true).await?;
+            self.unit.write_same(lba, blocks, zeroes, true).await?;
             self.pieces.0[chunk * PIECES..(chunk + 1) * PIECES].fill(0);
             unmapped += 1;
         }
-        self.session.flush().await?;
+        self.unit.flush().await?;
         Ok(unmapped)
     }
 
     /// Compares a volume with what it must have.
-    async fn compare(&self, session: &Session, expected: &Pieces) -> Result<()> {
+    async fn compare(&self, unit: &Unit, expected: &Pieces) -> Result<()> {
         for chunk in 0..CHUNKS {
             let first = chunk * PIECES;
-            let read = session.read((first * PIECE_BLOCKS) as u64, (PIECES * PIECE_BLOCKS) as u32);
+            let read = unit.read((first * PIECE_BLOCKS) as u64, (PIECES * PIECE_BLOCKS) as u32);
             let found = read.await?;
             for (piece, found) in (first..).zip(found.chunks_exact(PIECE_BYTES)) {
                 let generation = expected.0[piece];
@@ -156,9 +156,9 @@ impl Client<'_> {
     async fn compare_snapshot(&self, snapshot: &str, expected: &Pieces) -> Result<()> {
         let create = ["volume", "create", "old", "--pool", "tank", "--snapshot", snapshot];
         self.server.run(&[&create[..], &["--export"]].concat())?;
-        let session = session(self.server, "old").await?;
-        self.compare(&session, expected).await.with_context(|| snapshot.to_owned())?;
-        session.logout().await?;
+        let unit = unit(self.server, "old").await?;
+        self.compare(&unit, expected).await.with_context(|| snapshot.to_owned())?;
+        unit.logout().await?;
         self.server.run(&["volume", "delete", "old", "--cascade"])?;
         Ok(())
     }
@@ -178,7 +178,7 @@ impl Client<'_> {
         let unmapped = self.unmap().await?;
         ensure!(!self.fill_one().await?, "the snapshot's chunks were given away");
         if round.is_multiple_of(COMPARISON) {
-            self.compare(&self.session, &self.pieces).await?;
+            self.compare(&self.unit, &self.pieces).await?;
             self.compare_snapshot(&snapshot, &before).await?;
         }
         self.server.run(&["snapshot", "delete", &snapshot])?;
@@ -191,7 +191,7 @@ impl Client<'_> {
         ensure!(again == full, "{again:?} after {full:?}");
         self.overwrite().await?;
         if round.is_multiple_of(COMPARISON) {
-            self.compare(&self.session, &self.pieces).await?;
+            self.compare(&self.unit, &self.pieces).await?;
         }
         Ok(())
     }
@@ -223,9 +223,9 @@ fn check_refusal(error: &SessionError) -> Result<()> {
     Ok(())
 }
 
-async fn session(server: &Managed, volume: &str) -> Result<Session> {
+async fn unit(server: &Managed, volume: &str) -> Result<Unit> {
     let url = format!("iscsi://{}/iqn.2026-11.io.sarsen:{volume}/0", server.portal()?);
-    Ok(Session::connect(&url.parse()?, &SessionOptions::default()).await?)
+    Ok(Unit::connect(&url.parse()?, &SessionOptions::default()).await?)
 }
 
 fn fill_and_delete(rounds: u64) -> Result<()> {
@@ -248,7 +248,7 @@ fn fill_and_delete(rounds: u64) -> Result<()> {
     client::run(async {
         let mut client = Client {
             server: &server,
-            session: session(&server, "v").await?,
+            unit: unit(&server, "v").await?,
             pieces: Pieces(vec![0; CHUNKS * PIECES]),
             generation: 0,
             rng: Rng::new(seed),
@@ -263,7 +263,7 @@ fn fill_and_delete(rounds: u64) -> Result<()> {
             ended.with_context(|| format!("round {round} (PROOF_SEED={seed})"))?;
         }
         ensure!(client.pieces.used().len() == filled, "chunks were lost");
-        client.compare(&client.session, &client.pieces).await?;
+        client.compare(&client.unit, &client.pieces).await?;
         println!(
             "{rounds} rounds in {:?}: {} writes answered, {} refused, {filled} chunks each time",
             now() - began,
@@ -274,11 +274,11 @@ fn fill_and_delete(rounds: u64) -> Result<()> {
         for chunk in client.pieces.used() {
             let lba = (chunk * PIECES * PIECE_BLOCKS) as u64;
             let blocks = (PIECES * PIECE_BLOCKS) as u32;
-            client.session.write_same(lba, blocks, Buffer::copy_of(&[0; 512]), true).await?;
+            client.unit.write_same(lba, blocks, Buffer::copy_of(&[0; 512]), true).await?;
         }
-        client.session.flush().await?;
+        client.unit.flush().await?;
         wait_until(|| Ok(space(&server)? == empty))?;
-        client.session.logout().await.map_err(Into::into)
+        client.unit.logout().await.map_err(Into::into)
     })
     .with_context(|| server.log())?;
     let log = server.log();

@@ -7,7 +7,7 @@ use std::process::Command as Process;
 
 use anyhow::{Context as _, Result, ensure};
 use sarsen_block::Buffer;
-use sarsen_initiator::{Command, Sense, SenseKey, Session, SessionOptions, TransferRequest};
+use sarsen_initiator::{Command, Sense, SenseKey, SessionOptions, TransferRequest, Unit};
 use sarsen_proof::serving::Url;
 use sarsen_proof::{Backing, Serving, Volume, process};
 use sarsen_wire::iscsi::{BasicHeader, LoginResponse, LoginStatus, RawHeader};
@@ -29,28 +29,28 @@ fn serve() -> Result<(Serving, [Url; 2])> {
     Ok((serving, urls.try_into().expect("two")))
 }
 
-async fn session(url: &Url) -> Result<Session> {
-    Ok(Session::connect(&url.to_string().parse()?, &SessionOptions::default()).await?)
+async fn unit(url: &Url) -> Result<Unit> {
+    Ok(Unit::connect(&url.to_string().parse()?, &SessionOptions::default()).await?)
 }
 
 /// Returns the sense data of a command that is not GOOD.
-async fn sense(session: &Session, cdb: &[u8], transfer: TransferRequest) -> Result<Option<Sense>> {
-    let completion = session.execute(Command::new(cdb, transfer)).await?;
+async fn sense(unit: &Unit, cdb: &[u8], transfer: TransferRequest) -> Result<Option<Sense>> {
+    let completion = unit.execute(Command::new(cdb, transfer)).await?;
     match completion.status {
         0 => Ok(None),
         status => Ok(Some(Sense::parse(&completion.sense).with_context(|| format!("{status}"))?)),
     }
 }
 
-async fn test_unit_ready(session: &Session) -> Result<Option<(SenseKey, u8, u8)>> {
-    let sense = sense(session, &[0; 6], TransferRequest::None).await?;
+async fn test_unit_ready(unit: &Unit) -> Result<Option<(SenseKey, u8, u8)>> {
+    let sense = sense(unit, &[0; 6], TransferRequest::None).await?;
     Ok(sense.map(|sense| (sense.key, sense.asc, sense.ascq)))
 }
 
-async fn set_target_port_group(session: &Session, group: u8, state: u8) -> Result<()> {
+async fn set_target_port_group(unit: &Unit, group: u8, state: u8) -> Result<()> {
     let list = Buffer::copy_of(&[0, 0, 0, 0, state, 0, 0, group]);
     let cdb = [0xa4, 0x0a, 0, 0, 0, 0, 0, 0, 0, list.len() as u8, 0, 0];
-    let refused = sense(session, &cdb, TransferRequest::Write(list)).await?;
+    let refused = sense(unit, &cdb, TransferRequest::Write(list)).await?;
     ensure!(refused.is_none(), "SET TARGET PORT GROUPS: {refused:?}");
     Ok(())
 }
@@ -77,7 +77,7 @@ fn login_text(url: &Url) -> Result<String> {
 #[test]
 fn rfc7143_4_4_1_each_portal_group_is_a_port_of_its_own_to_one_unit() -> Result<()> {
     let (serving, urls) = serve()?;
-    let mut units = Vec::new();
+    let mut names = Vec::new();
     for (number, url) in [1, 2].into_iter().zip(&urls) {
         let text = login_text(url)?;
         let tag = format!("TargetPortalGroupTag={number}");
@@ -94,21 +94,21 @@ fn rfc7143_4_4_1_each_portal_group_is_a_port_of_its_own_to_one_unit() -> Result<
         let port = format!("{},t,0x000{number}", url.iqn);
         ensure!(page.contains(&port), "no port {port} in\n{page}");
 
-        let (unit, data) = run(async {
-            let session = session(url).await?;
-            let unit = session.naa().await?.context("a name of the unit")?;
-            let data = session.inquiry_data(Some(0x83)).await?;
-            session.logout().await?;
-            Ok((unit, data))
+        let (name, data) = run(async {
+            let unit = unit(url).await?;
+            let name = unit.naa().await?.context("a name of the unit")?;
+            let data = unit.inquiry_data(Some(0x83)).await?;
+            unit.logout().await?;
+            Ok((name, data))
         })?;
-        units.push(unit);
+        names.push(name);
         // The relative target port and the target port group.
         for kind in [0x94, 0x95] {
             let designator = [0x51, kind, 0, 4, 0, 0, 0, number];
             ensure!(data.windows(8).any(|bytes| bytes == designator), "{:02x?}", &data[..]);
         }
     }
-    ensure!(units[0] == units[1], "two units: {units:?}");
+    ensure!(names[0] == names[1], "two names: {names:?}");
     serving.stop()
 }
 
@@ -116,7 +116,7 @@ fn rfc7143_4_4_1_each_portal_group_is_a_port_of_its_own_to_one_unit() -> Result<
 fn spc4_5_15_2_8_a_session_brings_the_other_path_into_standby_and_back() -> Result<()> {
     let (serving, [one, two]) = serve()?;
     run(async {
-        let (one, two) = (session(&one).await?, session(&two).await?);
+        let (one, two) = (unit(&one).await?, unit(&two).await?);
         let block = || TransferRequest::Write(Buffer::copy_of(&[7; 512]));
         ensure!(sense(&two, &WRITE, block()).await?.is_none());
 
@@ -163,11 +163,11 @@ fn a_target_begins_in_the_states_of_its_configuration() -> Result<()> {
     ensure!(groups == [1, 7], "{groups:?}");
     ensure!(serving.url(NAME).iqn == target);
     let (standard, report) = run(async {
-        let session = client::session(&serving, NAME).await?;
+        let unit = client::unit(&serving, NAME).await?;
         let cdb = [0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
-        let answer = session.command(Command::new(&cdb, TransferRequest::Read(256))).await?;
-        let standard = session.inquiry_data(None).await?;
-        session.logout().await?;
+        let answer = unit.command(Command::new(&cdb, TransferRequest::Read(256))).await?;
+        let standard = unit.inquiry_data(None).await?;
+        unit.logout().await?;
         Ok((standard, answer.data.context("parameter data")?))
     })?;
     let states = |at: usize| (report[at], u16::from_be_bytes([report[at + 2], report[at + 3]]));

@@ -10,7 +10,7 @@ use futures_util::future::try_join_all;
 use rustix::process::Signal;
 use sarsen_block::Buffer;
 use sarsen_block::Rng;
-use sarsen_initiator::{Command, Session, SessionError, TransferRequest};
+use sarsen_initiator::{Command, SessionError, TransferRequest, Unit};
 use sarsen_proof::{Backing, Serving, Volume};
 use sarsen_wire::iscsi::ScsiCommand;
 
@@ -107,17 +107,17 @@ fn a_disk_that_lies_is_found_out() -> Result<()> {
         let volume = volume.option("protection=1").option(&fault);
         let serving = Serving::start(&[volume])?;
         client::run(async {
-            let session = client::session(&serving, "data").await?;
-            session.write(0, Buffer::copy_of(&[5; 16 * 512]), false).await?;
-            let sense = session.read(0, 16).await.err().context("it reads well")?;
+            let unit = client::unit(&serving, "data").await?;
+            unit.write(0, Buffer::copy_of(&[5; 16 * 512]), false).await?;
+            let sense = unit.read(0, 16).await.err().context("it reads well")?;
             let sense = sense.sense().context("sense data")?;
             ensure!((sense.asc, sense.ascq) == (0x10, ascq), "{fault}: {sense:?}");
             ensure!(sense.information == Some(9), "{fault}: {sense:?}");
             // The other blocks are valid, and so is this one after another write.
-            session.read(0, 3).await?;
-            session.write(9, Buffer::copy_of(&[6; 512]), false).await?;
-            session.read(4, 12).await?;
-            Ok(session.logout().await?)
+            unit.read(0, 3).await?;
+            unit.write(9, Buffer::copy_of(&[6; 512]), false).await?;
+            unit.read(4, 12).await?;
+            Ok(unit.logout().await?)
         })
         .with_context(|| serving.log())?;
         serving.stop()?;
@@ -166,7 +166,7 @@ fn block(size: usize, lba: u64, generation: u64) -> Vec<u8> {
 
 struct Round<'a> {
     serving: &'a Serving,
-    session: &'a Session,
+    unit: &'a Unit,
     pending_size: &'a RefCell<Vec<AllowedGenerations>>,
     block_size: usize,
     /// Number of acknowledgements before the kill.
@@ -188,7 +188,7 @@ impl Round<'_> {
             let data = Buffer::copy_of(&data.collect::<Vec<_>>());
             let fua = if rng.below(2) == 0 { 0x08 } else { 0 };
             let cdb = cdb_16(0x8a, fua, first, BLOCKS_PER_WRITER as u32);
-            match self.session.command(Command::new(&cdb, TransferRequest::Write(data))).await {
+            match self.unit.command(Command::new(&cdb, TransferRequest::Write(data))).await {
                 Ok(_) if fua == 0 => {}
                 Ok(_) => {
                     self.pending_size.borrow_mut()[writer].acknowledged = generation;
@@ -206,12 +206,12 @@ impl Round<'_> {
 }
 
 /// Reads everything with every check, and compares it with the allowed generations.
-async fn check(session: &Session, pending_size: &[AllowedGenerations], size: usize) -> Result<()> {
+async fn check(unit: &Unit, pending_size: &[AllowedGenerations], size: usize) -> Result<()> {
     for (writer, pending_size) in (0..).zip(pending_size) {
         let first = writer * BLOCKS_PER_WRITER;
         let length = BLOCKS_PER_WRITER as u32 * (size + TAG_BYTES) as u32;
         let cdb = cdb_16(0x88, 0, first, BLOCKS_PER_WRITER as u32);
-        let read = session.command(Command::new(&cdb, TransferRequest::Read(length))).await;
+        let read = unit.command(Command::new(&cdb, TransferRequest::Read(length))).await;
         let data = read?.data.context("a read gives data")?;
         ensure!(data.len() == length as usize, "{} bytes", data.len());
         for (lba, found) in (first..).zip(data.chunks_exact(size + TAG_BYTES)) {
@@ -255,16 +255,16 @@ fn survives(block_size: u32, cache: &str, engine: &str) -> Result<()> {
         let rolled = 1 + rng.below(ACKNOWLEDGEMENTS_MAX);
         let seeds: Vec<u64> = (0..WRITERS).map(|_| rng.bits()).collect();
         client::run(async {
-            let session = client::session(&serving, "data").await?;
+            let unit = client::unit(&serving, "data").await?;
             let known = pending_size.borrow().clone();
-            check(&session, &known, block_size as usize).await?;
+            check(&unit, &known, block_size as usize).await?;
             if kill == kills {
-                return session.logout().await.map_err(SessionError::into);
+                return unit.logout().await.map_err(SessionError::into);
             }
             let (block_size, left) = (block_size as usize, Cell::new(rolled));
             let round = Round {
                 serving: &serving,
-                session: &session,
+                unit: &unit,
                 pending_size: &pending_size,
                 block_size,
                 left,

@@ -18,7 +18,7 @@ use sarsen_block::{
     AllocationRun, Buffer, Characteristics, Data, Durability, Extent, Geometry, Payload, Reply,
     Rng, Store, StoreStatus,
 };
-use sarsen_initiator::{DigestOffer, Session, SessionOptions, Url};
+use sarsen_initiator::{DigestOffer, IscsiStore, SessionOptions, Url};
 use sarsen_node::Server;
 use sarsen_node::config::{self, Config};
 use tokio::net::{TcpListener, TcpStream};
@@ -220,7 +220,7 @@ impl Part {
     }
 
     /// Reads and writes until a few I/Os after the last cut.
-    async fn work(&mut self, session: &Session, cuts: &Cuts<'_>, mut rng: Rng) -> Result<()> {
+    async fn work(&mut self, store: &IscsiStore, cuts: &Cuts<'_>, mut rng: Rng) -> Result<()> {
         let mut afterwards = AFTERWARDS;
         while afterwards > 0 {
             let count = match rng.below(4) {
@@ -230,14 +230,15 @@ impl Part {
             let at = rng.below(PART - count);
             let blocks = at as usize..(at + count) as usize;
             if rng.below(2) == 0 {
-                let data = session.read(self.first + at, count as u32).await?;
+                let data = read(store, Extent::new(self.first + at, count)).await?;
                 self.check(at, &data)?;
             } else {
                 let mut data = Buffer::zeroed(count as usize * BLOCK);
                 for (place, block) in blocks.clone().zip(data.chunks_mut(BLOCK)) {
                     stamp(block, self.first + place as u64, self.generations[place] + 1);
                 }
-                session.write(self.first + at, data, false).await?;
+                let extent = Extent::new(self.first + at, count);
+                store.write(extent, data.into(), Durability::Volatile).wait().await?;
                 self.generations[blocks].iter_mut().for_each(|generation| *generation += 1);
             }
             cuts.count();
@@ -260,8 +261,15 @@ struct Outcome {
     wanted: u64,
 }
 
-/// Runs the load on a session while its connections are cut.
-async fn load(session: &Session, relay: &Relay, seed: u64, cuts: u32) -> Result<Vec<Part>> {
+async fn read(store: &IscsiStore, extent: Extent) -> Result<Vec<u8>> {
+    let data = store.read(extent).wait().await?;
+    let mut bytes = vec![0; data.len()];
+    data.copy_out(0, &mut bytes);
+    Ok(bytes)
+}
+
+/// Runs the load on a unit while the connections of its session are cut.
+async fn load(store: &IscsiStore, relay: &Relay, seed: u64, cuts: u32) -> Result<Vec<Part>> {
     let mut rng = Rng::new(seed);
     let mut parts: Vec<Part> = (0..WORKERS)
         .map(|worker| Part { first: worker * PART, generations: vec![0; PART as usize] })
@@ -270,7 +278,7 @@ async fn load(session: &Session, relay: &Relay, seed: u64, cuts: u32) -> Result<
     let cuts = Cuts { relay, rng: RefCell::new(rng.clone()), left: Cell::new(cuts), due };
     let work = parts.iter_mut().map(|part| {
         let rng = Rng::new(rng.bits());
-        part.work(session, &cuts, rng)
+        part.work(store, &cuts, rng)
     });
     try_join_all(work).await?;
     Ok(parts)
@@ -295,18 +303,18 @@ fn prove(options: SessionOptions, seed: u64, cuts: u32) -> Result<Outcome> {
         let relay = Relay::start(server.portals()[0].address()).await?;
         let mut url: Url = server.exports()[0].urls[0].parse()?;
         url.portal = relay.address.to_string().parse()?;
-        let session = Session::connect(&url, &options).await?;
-        let level = session.parameters().error_recovery_level;
+        let store = IscsiStore::connect(&url, &options).await?;
+        let level = store.unit().session().parameters().error_recovery_level;
         assert_eq!(relay.opened(), CONNECTIONS, "the target grants them");
 
         let parts =
-            load(&session, &relay, seed, cuts).await.with_context(|| format!("seed {seed}"))?;
+            load(&store, &relay, seed, cuts).await.with_context(|| format!("seed {seed}"))?;
         for part in &parts {
             for at in (0..PART).step_by(512) {
-                part.check(at, &session.read(part.first + at, 512).await?)?;
+                part.check(at, &read(&store, Extent::new(part.first + at, 512)).await?)?;
             }
         }
-        session.logout().await?;
+        store.logout().await?;
         let opened = relay.opened();
         ensure!(server.shutdown(LIMIT).await, "the server did not end in order");
         let writes = std::mem::take(&mut *writes.lock());

@@ -9,7 +9,7 @@ use std::process::Command as Process;
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use sarsen_block::Buffer;
-use sarsen_initiator::{Command, Completion, Session, SessionOptions, TransferRequest};
+use sarsen_initiator::{Command, Completion, SessionOptions, TransferRequest, Unit};
 use sarsen_proof::{Backing, Serving, Volume, process, program};
 use sarsen_wire::iscsi::Isid;
 
@@ -35,24 +35,24 @@ fn volume(folder: &Path) -> Volume {
 }
 
 /// Opens a session of a cluster node, which has the same initiator port in each of its sessions.
-async fn node(serving: &Serving, number: u8) -> Result<Session> {
+async fn node(serving: &Serving, number: u8) -> Result<Unit> {
     let options = SessionOptions {
         initiator_name: format!("iqn.2026-01.example:node{number}"),
         isid: Isid([0x80, 0, 0, 0, 0, number]),
         ..SessionOptions::default()
     };
-    let session = Session::connect(&client::url(serving, "data")?, &options).await;
-    session.with_context(|| serving.log())
+    let unit = Unit::connect(&client::url(serving, "data")?, &options).await;
+    unit.with_context(|| serving.log())
 }
 
 /// Executes a command, and repeats it after each unit attention.
-async fn ask(session: &Session, cdb: &[u8], data: Option<&[u8]>) -> Result<Completion> {
+async fn ask(unit: &Unit, cdb: &[u8], data: Option<&[u8]>) -> Result<Completion> {
     loop {
         let transfer = match data {
             Some(data) => TransferRequest::Write(Buffer::copy_of(data)),
             None => TransferRequest::Read(4096),
         };
-        let completion = session.execute(Command::new(cdb, transfer)).await?;
+        let completion = unit.execute(Command::new(cdb, transfer)).await?;
         if completion.status != CHECK_CONDITION {
             return Ok(completion);
         }
@@ -61,34 +61,28 @@ async fn ask(session: &Session, cdb: &[u8], data: Option<&[u8]>) -> Result<Compl
     }
 }
 
-async fn reserve_out(
-    session: &Session,
-    action: u8,
-    kind: u8,
-    keys: (u64, u64),
-    flags: u8,
-) -> Result<u8> {
+async fn reserve_out(unit: &Unit, action: u8, kind: u8, keys: (u64, u64), flags: u8) -> Result<u8> {
     let cdb = [0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0];
     let list =
         [&keys.0.to_be_bytes()[..], &keys.1.to_be_bytes(), &[0, 0, 0, 0, flags, 0, 0, 0]].concat();
-    Ok(ask(session, &cdb, Some(&list)).await?.status)
+    Ok(ask(unit, &cdb, Some(&list)).await?.status)
 }
 
-async fn reserve_in(session: &Session, action: u8) -> Result<Vec<u8>> {
-    let completion = ask(session, &[0x5e, action, 0, 0, 0, 0, 0, 0x10, 0, 0], None).await?;
+async fn reserve_in(unit: &Unit, action: u8) -> Result<Vec<u8>> {
+    let completion = ask(unit, &[0x5e, action, 0, 0, 0, 0, 0, 0x10, 0, 0], None).await?;
     ensure!(completion.status == GOOD, "PERSISTENT RESERVE IN ended with {}", completion.status);
     Ok(completion.data.context("data")?.to_vec())
 }
 
-async fn keys(session: &Session) -> Result<Vec<u64>> {
-    let data = reserve_in(session, 0).await?;
+async fn keys(unit: &Unit) -> Result<Vec<u64>> {
+    let data = reserve_in(unit, 0).await?;
     let keys = data.get(8..).context("a header")?.chunks_exact(8);
     Ok(keys.filter_map(|key| Some(u64::from_be_bytes(key.try_into().ok()?))).collect())
 }
 
 /// Returns the holder's key and the type.
-async fn reservation(session: &Session) -> Result<Option<(u64, u8)>> {
-    let data = reserve_in(session, 1).await?;
+async fn reservation(unit: &Unit) -> Result<Option<(u64, u8)>> {
+    let data = reserve_in(unit, 1).await?;
     Ok(match data.get(8..24) {
         Some(descriptor) => {
             let (key, rest) = descriptor.split_first_chunk().context("a key")?;
@@ -98,9 +92,9 @@ async fn reservation(session: &Session) -> Result<Option<(u64, u8)>> {
     })
 }
 
-async fn write(session: &Session) -> Result<u8> {
+async fn write(unit: &Unit) -> Result<u8> {
     let cdb = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
-    Ok(ask(session, &cdb, Some(&[7; 512])).await?.status)
+    Ok(ask(unit, &cdb, Some(&[7; 512])).await?.status)
 }
 
 /// Kills the server and starts another on the same volume.

@@ -8,10 +8,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use sarsen_block::Buffer;
+use sarsen_block::{Buffer, Durability, Extent, Store as _};
 use sarsen_initiator::transfer::{self, Disk, Sink, Source};
 use sarsen_initiator::{
-    Command, Portal, Session, SessionError, SessionOptions, TransferRequest, phases,
+    Command, IscsiStore, Portal, SessionError, SessionOptions, TransferRequest, Unit, phases,
 };
 use sarsen_proof::{Backing, Serving, Volume};
 use sarsen_wire::iscsi::pdu::FINAL;
@@ -118,24 +118,29 @@ fn repeated_writes_keep_later_acknowledged_data() -> Result<()> {
     let block = |byte| Buffer::copy_of(&[byte; LENGTH]);
     let options = SessionOptions { reconnect_limit: Some(LIMIT), ..SessionOptions::default() };
     run(async {
-        let session = Session::connect(&url, &options).await?;
+        let store = IscsiStore::connect(&url, &options).await?;
+        let write = async |lba, byte, durability| {
+            store.write(Extent::new(lba, 1), block(byte).into(), durability).wait().await
+        };
         for lba in 0..3 {
-            session.write(lba, block(1), false).await?;
+            write(lba, 1, Durability::Volatile).await?;
         }
-        session.write(1, block(2), true).await?;
+        write(1, 2, Durability::Durable).await?;
         let mut cdb = [0; 16];
         cdb[0] = opcode::COMPARE_AND_WRITE;
         cdb[9] = 2;
         cdb[13] = 1;
         let both = Buffer::copy_of(&[[1; LENGTH], [3; LENGTH]].concat());
-        session.command(Command::new(&cdb, TransferRequest::Write(both))).await?;
+        store.command(Command::new(&cdb, TransferRequest::Write(both))).await?;
         // The server is killed, and started again with its volumes.
         drop(serving);
         let again = Serving::start_with(&volumes, &["--listen", &portal])?;
-        let found = session.read(0, 3).await?;
+        let data = store.read(Extent::new(0, 3)).wait().await?;
+        let mut found = [0; 3 * LENGTH];
+        data.copy_out(0, &mut found);
         let found: Vec<u8> = found.chunks(LENGTH).map(|block| block[0]).collect();
         assert_eq!(found, [1, 2, 3]);
-        session.logout().await?;
+        store.logout().await?;
         again.stop()
     })
 }
@@ -240,9 +245,9 @@ fn rfc7143_11_4_5_a_write_of_which_a_part_was_left_out_has_failed() -> Result<()
             let target = scope.spawn(|| sloppy(&mut listener.accept()?.0, flag, residual));
             let client = run(async {
                 let options = SessionOptions::default();
-                let session = Session::connect_unit(&url.parse()?, &options).await?;
-                session.read_capacity().await?;
-                let found = match session.write(8, Buffer::zeroed(1024), false).await {
+                let unit = Unit::log_in(&url.parse()?, &options).await?;
+                unit.read_capacity().await?;
+                let found = match unit.write(8, Buffer::zeroed(1024), false).await {
                     Ok(()) => None,
                     Err(SessionError::ShortTransfer { wanted, moved }) => Some((wanted, moved)),
                     Err(error) => return Err(error.into()),
@@ -272,15 +277,15 @@ fn rfc7143_11_5_a_command_past_its_limit_is_aborted_then_the_unit_is_reset() -> 
             let client = run(async {
                 let answer_limit = Duration::from_secs(1);
                 let options = SessionOptions { answer_limit, ..SessionOptions::default() };
-                let session = Session::connect_unit(&url.parse()?, &options).await?;
+                let unit = Unit::log_in(&url.parse()?, &options).await?;
                 let mut command = Command::new(&[0; 6], TransferRequest::None);
                 command.time_limit = Some(Duration::from_millis(50));
-                let error = session.execute(command).await.err().context("an end")?;
+                let error = unit.execute(command).await.err().context("an end")?;
                 ensure!(
                     matches!(error, SessionError::CommandTimedOut { operation_code: 0, .. }),
                     "{error}"
                 );
-                assert_eq!(session.ended().is_some(), ends, "{:?}", session.ended());
+                assert_eq!(unit.session().ended().is_some(), ends, "{:?}", unit.session().ended());
                 Ok(())
             });
             client.and_then(|()| target.join().expect("no panic"))

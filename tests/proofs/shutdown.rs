@@ -180,7 +180,7 @@ fn sessions_in_order_are_logged_out_and_lose_nothing() -> Result<()> {
     let acknowledged: Vec<u32> = client::run(async {
         let mut sessions = Vec::new();
         for _ in 0..SESSIONS {
-            sessions.push(client::session(&serving, "data").await?);
+            sessions.push(client::unit(&serving, "data").await?);
         }
         let server = &serving;
         let written = join_all(sessions.iter().zip(0u32..).map(|(session, index)| async move {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use sarsen_initiator::{Session, SessionOptions};
+use sarsen_initiator::{SessionOptions, Unit};
 use sarsen_proof::managed::Managed;
 use sarsen_proof::process::{self, Finished};
 use sarsen_proof::program;
@@ -108,11 +108,11 @@ fn pacemakers_agents_start_watch_and_stop_a_target_that_is_used() -> Result<()> 
     }
     let url = stage.url("web%secretpass12", HIGHLY_AVAILABLE)?.parse()?;
     run(async {
-        let session = Session::connect(&url, &SessionOptions::default()).await?;
+        let session = Unit::connect(&url, &SessionOptions::default()).await?;
         let found = session.inquiry().await?;
         ensure!(found.vendor == "ACME" && session.serial().await?.as_deref() == Some("SN-4711"));
         let stranger = stage.url("web%secretpass13", HIGHLY_AVAILABLE)?.parse()?;
-        ensure!(Session::connect(&stranger, &SessionOptions::default()).await.is_err());
+        ensure!(Unit::connect(&stranger, &SessionOptions::default()).await.is_err());
         // The agent ends the open session before it deletes the target.
         let code = acts("iSCSITarget", "stop")?;
         ensure!(code == RUNNING, "stop: {code}; {}", stage.server.log());
@@ -161,7 +161,7 @@ fn tgt_admin_makes_shows_and_deletes_targets_as_cinder_asks() -> Result<()> {
     ensure!(cache.contains("cache = \"writethrough\""), "{cache}");
     let url = stage.url("cinderuser%cindersecret12", CINDER)?.parse()?;
     run(async {
-        let session = Session::connect(&url, &SessionOptions::default()).await?;
+        let session = Unit::connect(&url, &SessionOptions::default()).await?;
         // The values that tgtd would report.
         let naa = session.naa().await?.context("a name of the unit")?;
         ensure!(session.serial().await?.as_deref() == Some("beaf11"), "another serial number");

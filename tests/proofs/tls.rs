@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use sarsen_block::Buffer;
-use sarsen_initiator::{Session, SessionOptions};
+use sarsen_initiator::{SessionOptions, Unit};
 use sarsen_lab::process::Daemon;
 use sarsen_proof::serving::Url;
 use sarsen_proof::{Backing, Serving, Volume, process, program, qemu};
@@ -114,8 +114,8 @@ impl Fixture {
     }
 }
 
-async fn session(url: &str) -> Result<Session> {
-    Ok(Session::connect(&url.parse()?, &SessionOptions::default()).await?)
+async fn unit(url: &str) -> Result<Unit> {
+    Ok(Unit::connect(&url.parse()?, &SessionOptions::default()).await?)
 }
 
 fn pattern(seed: u8, length: usize) -> Buffer {
@@ -163,7 +163,7 @@ fn data_written_over_tls_is_read_over_tls_and_tcp() -> Result<()> {
     let fixture = Fixture::start("", &[])?;
     let url = fixture.url("ours", None);
     run(async {
-        let (by_tls, plain) = (session(&url).await?, session(&fixture.plain.to_string()).await?);
+        let (by_tls, plain) = (unit(&url).await?, unit(&fixture.plain.to_string()).await?);
         for round in 0..8 {
             let data = pattern(round, MIB as usize);
             by_tls.write(u64::from(round) * 2048, Buffer::copy_of(&data), false).await?;
@@ -257,14 +257,14 @@ fn certificates_are_renewed_under_sessions_that_run() -> Result<()> {
     let next = Authority::new("next")?;
     put(folder, "next.pem", &next.pem)?;
     run(async {
-        let running = session(&first).await?;
+        let running = unit(&first).await?;
         next.issue(folder, "san", NOW)?;
         signal(&fixture.serving, Signal::HUP)?;
         let begun = sarsen_io::time::now();
-        while let Err(error) = session(&fixture.url("next", None)).await {
+        while let Err(error) = unit(&fixture.url("next", None)).await {
             ensure!(begun.elapsed() < LIMIT, "{error:#}\n{}", fixture.serving.log());
         }
-        ensure!(session(&first).await.is_err(), "the old certificate is still shown");
+        ensure!(unit(&first).await.is_err(), "the old certificate is still shown");
 
         // An invalid certificate changes nothing.
         put(folder, "san.pem", "nothing")?;
@@ -272,9 +272,9 @@ fn certificates_are_renewed_under_sessions_that_run() -> Result<()> {
         let begun = sarsen_io::time::now();
         while !fixture.serving.log().contains("the old certificates stay in use") {
             ensure!(begun.elapsed() < LIMIT, "{}", fixture.serving.log());
-            session(&fixture.url("next", None)).await?;
+            unit(&fixture.url("next", None)).await?;
         }
-        session(&fixture.url("next", None)).await?;
+        unit(&fixture.url("next", None)).await?;
 
         let data = pattern(1, MIB as usize);
         running.write(0, Buffer::copy_of(&data), true).await?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use sarsen_block::Rng;
-use sarsen_initiator::{Session, SessionOptions, Url};
+use sarsen_initiator::{SessionOptions, Unit, Url};
 use sarsen_io::cores::{self, FileEngine};
 use sarsen_lab::access;
 use sarsen_lab::fio::Amount;
@@ -127,18 +127,18 @@ fn qemu_img(flags: &[&str], ends: &[&std::ffi::OsStr]) -> anyhow::Result<()> {
 }
 
 async fn copy_built_in(url: &Url, sample: &[u8]) -> anyhow::Result<Vec<u8>> {
-    let session = Session::connect(url, &SessionOptions::default()).await?;
-    let block = session.capacity().block_length as usize;
+    let unit = Unit::connect(url, &SessionOptions::default()).await?;
+    let block = unit.capacity().block_length as usize;
     let blocks = (CHUNK_BYTES / block) as u32;
     let starts = (0..sample.len() / CHUNK_BYTES).map(|chunk| (chunk * CHUNK_BYTES / block) as u64);
     for (lba, chunk) in starts.clone().zip(sample.chunks(CHUNK_BYTES)) {
-        session.write(lba, sarsen_block::Buffer::copy_of(chunk), false).await?;
+        unit.write(lba, sarsen_block::Buffer::copy_of(chunk), false).await?;
     }
-    session.flush().await?;
+    unit.flush().await?;
     let mut read_back = Vec::with_capacity(sample.len());
     for lba in starts {
-        read_back.extend_from_slice(&session.read(lba, blocks).await?);
+        read_back.extend_from_slice(&unit.read(lba, blocks).await?);
     }
-    session.logout().await?;
+    unit.logout().await?;
     Ok(read_back)
 }

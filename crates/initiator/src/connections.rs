@@ -4,9 +4,9 @@
 //! The session removes a lost connection over another connection if it has one, and the commands continue there at
 //! once. Otherwise a new connection replaces the lost one. In both cases the session soon has its number of connections
 //! again. A connection that cannot be recovered within the target's time to retain tasks ends the session.
-//! `reconnect.rs` decides whether a new session replaces it.
+//! `session.rs` decides whether another login replaces it.
 
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sarsen_io::time;
@@ -17,7 +17,7 @@ use crate::driver::Link;
 use crate::error::SessionError;
 use crate::establish::{dial, in_time};
 use crate::identity::ChapCredentials;
-use crate::reconnect::{FIRST_PAUSE, LONGEST_PAUSE};
+use crate::session::{FIRST_PAUSE, LONGEST_PAUSE};
 use crate::shared::{Loss, Shared};
 use crate::url::Portal;
 
@@ -32,10 +32,9 @@ pub(crate) struct Route {
 
 /// Opens connections until there are `wanted`, or as many as the target permits, and from then on replaces lost
 /// connections.
-pub(crate) async fn maintain(shared: &Rc<Shared>, way: Route, wanted: u32) {
+pub(crate) async fn maintain(shared: &Arc<Shared>, way: Route, wanted: u32) {
     let (most, level) = {
-        let machine = shared.machine.borrow();
-        let parameters = machine.parameters();
+        let parameters = shared.parameters();
         (parameters.max_connections, parameters.error_recovery_level)
     };
     let wanted = wanted.min(most) as usize;
@@ -54,13 +53,13 @@ pub(crate) async fn maintain(shared: &Rc<Shared>, way: Route, wanted: u32) {
 }
 
 fn count(shared: &Shared) -> usize {
-    shared.machine.borrow().connections().count()
+    shared.state().machine.connections().count()
 }
 
-async fn recover_all(shared: &Rc<Shared>, way: &Route, wanted: usize) {
+async fn recover_all(shared: &Arc<Shared>, way: &Route, wanted: usize) {
     let mut pause = FIRST_PAUSE;
     while shared.ended().is_none() {
-        let loss = shared.losses.borrow_mut().pop_front();
+        let loss = shared.state().losses.pop_front();
         if let Some(loss) = loss {
             if let Err(error) = recover(shared, way, &loss).await {
                 tracing::warn!(cid = loss.connection.0, %error, "no recovery: the session ends");
@@ -87,11 +86,10 @@ async fn recover_all(shared: &Rc<Shared>, way: &Route, wanted: usize) {
 }
 
 /// Lets the target remove a lost connection, and continues its commands.
-async fn recover(shared: &Rc<Shared>, way: &Route, loss: &Loss) -> Result<(), SessionError> {
+async fn recover(shared: &Arc<Shared>, way: &Route, loss: &Loss) -> Result<(), SessionError> {
     let seconds = |count: u32| Duration::from_secs(count.into());
     let (wait, retain) = {
-        let machine = shared.machine.borrow();
-        let parameters = machine.parameters();
+        let parameters = shared.parameters();
         (seconds(parameters.default_time2wait), seconds(parameters.default_time2retain))
     };
     // RFC 7143 §13.15, §13.16.
@@ -102,12 +100,16 @@ async fn recover(shared: &Rc<Shared>, way: &Route, loss: &Loss) -> Result<(), Se
         if let Some(error) = shared.ended() {
             return Err(error);
         }
-        if !shared.machine.borrow().is_lost(loss.connection) {
+        if !shared.state().machine.is_lost(loss.connection) {
             return Ok(());
         }
-        let asked = shared.machine.borrow_mut().remove(loss.connection);
+        let asked = {
+            let state = &mut shared.state();
+            let asked = state.machine.remove(loss.connection);
+            state.wake(None);
+            asked
+        };
         if asked {
-            shared.wake(None);
             let left = left_until(latest).min(way.answer_limit);
             in_time(&way.portal, left, removal(shared, loss.connection)).await?;
             continue;
@@ -127,7 +129,7 @@ fn left_until(latest: Instant) -> Duration {
 
 /// Waits until a requested removal has ended, successfully or not.
 async fn removal(shared: &Shared, connection: Cid) -> Result<(), SessionError> {
-    while shared.machine.borrow().is_being_removed(connection) {
+    while shared.state().machine.is_being_removed(connection) {
         if let Some(error) = shared.ended() {
             return Err(error);
         }
@@ -136,13 +138,13 @@ async fn removal(shared: &Shared, connection: Cid) -> Result<(), SessionError> {
     Ok(())
 }
 
-async fn join(shared: &Rc<Shared>, way: &Route) -> Result<(), SessionError> {
-    log_in(shared, way, |shared, way| shared.machine.borrow_mut().join(way.authentication())).await
+async fn join(shared: &Arc<Shared>, way: &Route) -> Result<(), SessionError> {
+    log_in(shared, way, |shared, way| shared.state().machine.join(way.authentication())).await
 }
 
-async fn reinstate(shared: &Rc<Shared>, way: &Route, lost: Cid) -> Result<(), SessionError> {
+async fn reinstate(shared: &Arc<Shared>, way: &Route, lost: Cid) -> Result<(), SessionError> {
     log_in(shared, way, |shared, way| {
-        let begun = shared.machine.borrow_mut().reinstate(lost, way.authentication());
+        let begun = shared.state().machine.reinstate(lost, way.authentication());
         begun.then_some(lost)
     })
     .await
@@ -150,7 +152,7 @@ async fn reinstate(shared: &Rc<Shared>, way: &Route, lost: Cid) -> Result<(), Se
 
 /// Connects, begins a login and completes it.
 async fn log_in(
-    shared: &Rc<Shared>,
+    shared: &Arc<Shared>,
     way: &Route,
     begin: impl FnOnce(&Shared, &Route) -> Option<Cid>,
 ) -> Result<(), SessionError> {
@@ -179,7 +181,7 @@ struct Attempt<'a> {
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if !self.joined {
-            self.shared.machine.borrow_mut().mark_lost(self.connection);
+            self.shared.state().machine.mark_lost(self.connection);
         }
     }
 }

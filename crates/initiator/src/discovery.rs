@@ -6,7 +6,7 @@ use sarsen_wire::iscsi::text;
 use crate::error::SessionError;
 use crate::establish::{Established, establish, in_time, spawn};
 use crate::options::SessionOptions;
-use crate::shared::Shared;
+use crate::shared::{Shared, State};
 use crate::url::Portal;
 
 /// A target that a portal reports.
@@ -39,9 +39,7 @@ pub async fn discover(
 /// Sends SendTargets in a discovery session.
 pub(crate) async fn send_targets(shared: &Shared) -> Result<Vec<DiscoveredTarget>, SessionError> {
     let token = shared.token();
-    let send = |shared: &Shared| {
-        shared.machine.borrow_mut().text(b"SendTargets=All\0", token);
-    };
+    let send = |state: &mut State| state.machine.text(b"SendTargets=All\0", token);
     match shared.wait_for_event(token, send).await? {
         Event::TextDone { text, .. } => targets(&text),
         Event::Rejected { reason, .. } => Err(SessionError::Rejected(reason)),

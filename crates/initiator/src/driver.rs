@@ -1,7 +1,7 @@
 //! Moves bytes between a socket and its connection in a session machine.
 
 use std::io;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 use sarsen_io::net::Stream;
@@ -70,21 +70,25 @@ impl Link {
             if let Some(error) = shared.ended() {
                 return Err(error);
             }
-            let progress = self.send(&mut shared.machine.borrow_mut())?;
-            self.receive(&mut shared.machine.borrow_mut())?;
-            shared.deliver();
-            shared.wake(Some(self.connection));
-            if shared.machine.borrow().is_connected(self.connection) {
-                return Ok(());
-            }
-            if progress == SendProgress::Blocked || shared.has_sent(self.connection) {
+            let (progress, has_sent) = {
+                let state = &mut shared.state();
+                let progress = self.send(&mut state.machine)?;
+                self.receive(&mut state.machine)?;
+                shared.deliver(state);
+                state.wake(Some(self.connection));
+                if state.machine.is_connected(self.connection) {
+                    return Ok(());
+                }
+                (progress, state.has_sent(self.connection))
+            };
+            if progress == SendProgress::Blocked || has_sent {
                 self.ready(progress).await?;
             }
         }
     }
 
     /// Serves a connection until it ends.
-    pub(crate) async fn serve(mut self, shared: Rc<Shared>) {
+    pub(crate) async fn serve(mut self, shared: Arc<Shared>) {
         let wake = shared.wake_of(self.connection);
         let error = loop {
             match self.serve_once(&shared) {
@@ -117,16 +121,17 @@ impl Link {
             if let Some(error) = shared.ended() {
                 return Err(error);
             }
-            shared.issue_queued();
-            let progress = self.send(&mut shared.machine.borrow_mut())?;
-            self.receive(&mut shared.machine.borrow_mut())?;
-            shared.deliver();
-            shared.wake(Some(self.connection));
-            if !shared.machine.borrow().is_connected(self.connection) {
+            let state = &mut shared.state();
+            state.issue_queued();
+            let progress = self.send(&mut state.machine)?;
+            self.receive(&mut state.machine)?;
+            shared.deliver(state);
+            state.wake(Some(self.connection));
+            if !state.machine.is_connected(self.connection) {
                 return Err(SessionError::LoggedOut);
             }
-            if !shared.may_issue()
-                && (progress == SendProgress::Blocked || shared.has_sent(self.connection))
+            if !state.may_issue()
+                && (progress == SendProgress::Blocked || state.has_sent(self.connection))
             {
                 return Ok(progress);
             }

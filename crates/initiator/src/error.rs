@@ -207,6 +207,14 @@ pub enum SessionError {
          or identifier has changed"
     )]
     UnitChanged,
+    /// The unit cannot be a store.
+    #[error(
+        "a unit with blocks of {block_length} bytes cannot be used; 512, 2048 and 4096 are possible"
+    )]
+    BlockLength {
+        /// Bytes of a block.
+        block_length: u32,
+    },
     /// The session is logged out.
     #[error("the session is logged out")]
     LoggedOut,

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,18 +16,18 @@ use crate::driver::Link;
 use crate::error::SessionError;
 use crate::identity::ChapCredentials;
 use crate::options::SessionOptions;
-use crate::shared::{SessionGuard, Shared};
+use crate::shared::{LoginGuard, Shared};
 use crate::tls::{self, TlsError};
 use crate::url::Portal;
 
 /// Maximum of redirections in a row.
 const REDIRECTION_LIMIT: u32 = 4;
 
-/// Starts the task that serves a session's first connection.
-pub(crate) fn spawn(link: Link, machine: Machine) -> SessionGuard {
-    let shared = Rc::new(Shared::new(machine));
+/// Starts the task that serves the first connection of a login.
+pub(crate) fn spawn(link: Link, machine: Machine) -> LoginGuard {
+    let shared = Arc::new(Shared::new(machine));
     shared.spawn(link.serve(shared.clone()));
-    SessionGuard { shared }
+    LoginGuard { shared }
 }
 
 /// Waits for `answer`, up to `limit`.

@@ -1,38 +1,36 @@
 //! A user-space initiator: iSCSI sessions of one connection or several, on a current-thread runtime.
 //!
-//! [`Session::connect`] logs in to the logical unit that a [`Url`] names. Its methods take `&self`, and any number of
-//! them may wait at once: their commands share the session's connections. [`discover`] asks a portal for its targets.
-//! The protocol itself is in `sarsen_proto::iscsi::initiator`; this crate holds the socket, the futures, and the common
-//! SCSI commands. [`transfer`] copies whole disks and files. [`signature`] reports the data on a device before a caller
-//! overwrites it. [`nbd`] offers an export of an NBD server as a store.
+//! A [`Session`] is one I_T nexus, a [`Unit`] is one LUN of it with the common SCSI commands, and an [`IscsiStore`] offers a unit
+//! as a block store that survives lost connections ([`nbd`] does the same for an export of an NBD server). Their methods take
+//! `&self`, and any number of them may wait at once: their commands share the session's connections. [`discover`] asks a
+//! portal for its targets. The protocol itself is in `sarsen_proto::iscsi::initiator`; this crate holds the socket and the
+//! futures. [`transfer`] copies whole disks and files. [`signature`] reports the data on a device before a caller overwrites
+//! it.
 
-mod capacity;
 mod connections;
 mod discovery;
-mod disk;
 mod driver;
 mod error;
 mod establish;
 mod identity;
-mod info;
+mod iscsi_store;
 pub mod nbd;
 mod options;
+mod paths;
 pub mod phases;
-mod reconnect;
 mod session;
 mod shared;
 pub mod signature;
 pub mod tls;
 pub mod transfer;
+mod unit;
 mod url;
 mod url_error;
 
-pub use capacity::Capacity;
 pub use discovery::{DiscoveredTarget, discover};
-pub use disk::Inquiry;
 pub use error::{Sense, SenseKey, SessionError};
 pub use identity::{Chap, ChapCredentials};
-pub use info::{BlockLimits, Caching, Provisioning};
+pub use iscsi_store::IscsiStore;
 pub use options::SessionOptions;
 pub use sarsen_proto::iscsi::chap::{Algorithm, Credentials, Secret};
 pub use sarsen_proto::iscsi::initiator::{
@@ -40,7 +38,10 @@ pub use sarsen_proto::iscsi::initiator::{
     TaskAttribute,
 };
 pub use sarsen_wire::iscsi::{LoginStatus, TaskManagementResponse};
-pub use session::{Command, Session, TransferRequest};
+pub use session::Session;
 pub use tls::{TlsError, TlsOptions};
+pub use unit::{
+    BlockLimits, Caching, Capacity, Command, Inquiry, Provisioning, TransferRequest, Unit,
+};
 pub use url::{DiscoveryUrl, Portal, Url};
 pub use url_error::UrlError;

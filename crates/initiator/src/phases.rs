@@ -99,23 +99,24 @@ pub async fn discovery(portal: &Portal, options: &SessionOptions) -> Result<Phas
     };
     let targets: Result<_, SessionError> = steps.await;
     let targets = targets?;
-    let parameters = shared.machine.borrow().parameters().clone();
+    let parameters = shared.parameters();
     Ok(watch.finish(&parameters, targets))
 }
 
 /// Times a session with a unit: login, REPORT LUNS, INQUIRY, TEST UNIT READY (until the unit has reported its unit
 /// attentions), READ CAPACITY, logout.
 pub async fn normal(url: &Url, options: &SessionOptions) -> Result<Phases, SessionError> {
-    let (session, times) = Session::open(url, options).await?;
+    let (session, times) = Session::log_in_timed(url, options).await?;
+    let unit = session.unit(url.lun_field());
     let mut watch = Watch::new(times);
     let steps = async {
-        session.report_luns().await?;
+        unit.report_luns().await?;
         watch.step("REPORT LUNS");
-        session.inquiry().await?;
+        unit.inquiry().await?;
         watch.step("INQUIRY");
-        session.clear_unit_attentions().await?;
+        unit.clear_unit_attentions().await?;
         watch.step("TEST UNIT READY");
-        session.read_capacity().await?;
+        unit.read_capacity().await?;
         watch.step("READ CAPACITY");
         Ok(())
     };

@@ -1,12 +1,14 @@
-//! The state that a session, the tasks of its connections and the waiting callers share.
+//! The state that a login, the tasks of its connections and the waiting callers share. The tasks run on the core that
+//! logged in; callers may be on any core.
 
-use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind};
-use std::rc::Rc;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
+use parking_lot::{Mutex, MutexGuard};
+use sarsen_proto::iscsi::Parameters;
 use sarsen_proto::iscsi::initiator::{
     Cid, CommandRequest, ConnectionError, Event, Session as Machine, Token,
 };
@@ -16,7 +18,7 @@ use tokio::task::JoinHandle;
 
 use crate::error::SessionError;
 
-/// The token of the caller that waits for the end of the session.
+/// The token of the caller that waits for the end of the login.
 const LOGOUT: Token = Token(0);
 
 /// A lost connection, and the time of the loss.
@@ -29,211 +31,86 @@ pub(crate) struct Loss {
 
 /// See the module.
 pub(crate) struct Shared {
-    pub(crate) machine: RefCell<Machine>,
-    waiters: RefCell<HashMap<Token, oneshot::Sender<Event>>>,
-    /// Commands that wait because the window is full.
-    queue: RefCell<VecDeque<(CommandRequest, Token)>>,
-    next_token: Cell<u64>,
-    /// Notifies each connection that there is data to send.
-    wakes: RefCell<Vec<(Cid, Rc<Notify>)>>,
-    /// Losses that no task has handled yet.
-    pub(crate) losses: RefCell<VecDeque<Loss>>,
+    state: Mutex<State>,
     /// A connection was lost, opened or removed.
     pub(crate) changed: Notify,
-    leaving: Cell<bool>,
-    /// The reason why the session ended.
-    ended: RefCell<Option<SessionError>>,
-    tasks: RefCell<Vec<JoinHandle<()>>>,
+    /// The login has ended.
+    over: Notify,
+    tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// A session whose connections are closed when this is dropped.
-pub(crate) struct SessionGuard {
-    pub(crate) shared: Rc<Shared>,
+/// The part under the lock, which no task holds while it waits.
+pub(crate) struct State {
+    pub(crate) machine: Machine,
+    waiters: HashMap<Token, oneshot::Sender<Event>>,
+    /// Commands that wait because the window is full.
+    queue: VecDeque<(CommandRequest, Token)>,
+    next_token: u64,
+    /// Notifies each connection that there is data to send.
+    wakes: Vec<(Cid, Arc<Notify>)>,
+    /// Losses that no task has handled yet.
+    pub(crate) losses: VecDeque<Loss>,
+    leaving: bool,
+    /// The reason why the login ended.
+    ended: Option<SessionError>,
 }
 
-impl Drop for SessionGuard {
+/// A login whose connections are closed when this is dropped.
+pub(crate) struct LoginGuard {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Drop for LoginGuard {
     fn drop(&mut self) {
-        self.shared.tasks.borrow().iter().for_each(JoinHandle::abort);
+        self.shared.end(SessionError::LoggedOut);
+        self.shared.tasks.lock().iter().for_each(JoinHandle::abort);
     }
 }
 
-impl Shared {
-    pub(crate) fn new(machine: Machine) -> Self {
-        Self {
-            machine: RefCell::new(machine),
-            waiters: RefCell::default(),
-            queue: RefCell::default(),
-            next_token: Cell::new(LOGOUT.0 + 1),
-            wakes: RefCell::default(),
-            losses: RefCell::default(),
-            changed: Notify::new(),
-            leaving: Cell::default(),
-            ended: RefCell::default(),
-            tasks: RefCell::default(),
-        }
-    }
-
-    /// Runs a task until the session is dropped.
-    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + 'static) {
-        let mut tasks = self.tasks.borrow_mut();
-        tasks.retain(|task| !task.is_finished());
-        tasks.push(tokio::task::spawn_local(task));
-    }
-
-    pub(crate) fn token(&self) -> Token {
-        let token = self.next_token.get();
-        self.next_token.set(token + 1);
-        Token(token)
-    }
-
-    /// Returns the session's end, if it has ended.
-    pub(crate) fn ended(&self) -> Option<SessionError> {
-        self.ended.borrow().clone()
-    }
-
-    /// Returns the notification that there is data to send over this connection.
-    pub(crate) fn wake_of(&self, connection: Cid) -> Rc<Notify> {
-        let mut wakes = self.wakes.borrow_mut();
-        if let Some((_, wake)) = wakes.iter().find(|(of, _)| *of == connection) {
-            return wake.clone();
-        }
-        let wake = Rc::new(Notify::new());
-        wakes.push((connection, wake.clone()));
-        wake
-    }
-
-    /// Wakes the connections that have data to send; `but` is awake already.
-    pub(crate) fn wake(&self, but: Option<Cid>) {
-        let mut machine = self.machine.borrow_mut();
-        for (connection, wake) in &*self.wakes.borrow() {
-            let idle = Some(*connection) != but;
-            if idle && machine.output(*connection).is_some_and(|output| !output.is_empty()) {
-                wake.notify_one();
-            }
-        }
-    }
-
+impl State {
     /// Sends a command, now or when the window opens.
-    pub(crate) fn enqueue(&self, request: CommandRequest, token: Token) {
-        let mut queue = self.queue.borrow_mut();
-        if !queue.is_empty() {
-            queue.push_back((request, token));
-            return;
-        }
-        if let Err(request) = self.machine.borrow_mut().command(request, token) {
-            queue.push_back((request, token));
-        }
-    }
-
-    /// Waits for the event with this token. Sends the requests that `start` adds to the session.
-    pub(crate) async fn wait_for_event(
-        &self,
-        token: Token,
-        start: impl FnOnce(&Self),
-    ) -> Result<Event, SessionError> {
-        if let Some(error) = self.ended() {
-            return Err(error);
-        }
-        let (sender, receiver) = oneshot::channel();
-        self.waiters.borrow_mut().insert(token, sender);
-        start(self);
-        self.deliver();
-        self.wake(None);
-        match receiver.await {
-            Ok(Event::Lost { .. }) => Err(lost(ErrorKind::ConnectionAborted.into())),
-            Ok(event) => Ok(event),
-            Err(_) => Err(self.ended().unwrap_or(SessionError::LoggedOut)),
-        }
-    }
-
-    /// Logs out.
-    pub(crate) async fn leave(&self) -> Result<(), SessionError> {
-        self.leaving.set(true);
-        match self.wait_for_event(LOGOUT, |shared| shared.machine.borrow_mut().logout(LOGOUT)).await
-        {
-            // A target may close the connection without an answer, as istgt sometimes does. The session is logged out
-            // even so, and a caller that waits for a command gets the error from that command.
-            Err(SessionError::Lost(source)) if source.kind() == ErrorKind::UnexpectedEof => Ok(()),
-            ended => ended.map(drop),
-        }
-    }
-
-    /// Removes a command that was not sent yet from the queue.
-    pub(crate) fn withdraw(&self, token: Token) -> bool {
-        let mut queue = self.queue.borrow_mut();
-        let before = queue.len();
-        queue.retain(|(_, other)| *other != token);
-        if queue.len() == before {
-            return false;
-        }
-        self.waiters.borrow_mut().remove(&token);
-        true
-    }
-
-    /// Ends the session and closes its connections.
-    pub(crate) fn abandon(&self) {
-        self.end(lost(io::ErrorKind::TimedOut.into()));
-    }
-
-    pub(crate) fn end(&self, error: SessionError) {
-        self.ended.borrow_mut().get_or_insert(error);
-        self.queue.borrow_mut().clear();
-        self.waiters.borrow_mut().clear();
-        self.wakes.borrow().iter().for_each(|(_, wake)| wake.notify_one());
-        self.changed.notify_one();
-    }
-
-    /// Notes that a connection has ended. At level 2 its commands wait for its recovery.
-    pub(crate) fn note_end(&self, connection: Cid, error: SessionError) {
-        self.deliver();
-        let at = sarsen_io::time::now();
-        self.wakes.borrow_mut().retain(|(of, _)| *of != connection);
-        let mut machine = self.machine.borrow_mut();
-        // After its answer to a logout the target closes the connections: that is not a loss.
-        let logged_out = machine.is_logged_out();
-        let goes_on = !self.leaving.get() && is_the_line(&error) && machine.mark_lost(connection);
-        let is_lost = machine.is_lost(connection);
-        drop(machine);
-        if logged_out {
-            self.end(SessionError::LoggedOut);
-        } else if !goes_on {
-            self.end(error);
-        } else {
-            if is_lost {
-                tracing::warn!(cid = connection.0, %error, "a connection was lost");
-                self.losses.borrow_mut().push_back(Loss { connection, at, error });
-            }
-            self.deliver();
-            self.wake(None);
-            self.changed.notify_one();
+    pub(crate) fn enqueue(&mut self, request: CommandRequest, token: Token) {
+        if !self.queue.is_empty() {
+            self.queue.push_back((request, token));
+        } else if let Err(request) = self.machine.command(request, token) {
+            self.queue.push_back((request, token));
         }
     }
 
     /// Sends the commands that had to wait.
-    pub(crate) fn issue_queued(&self) {
-        let (mut queue, mut machine) = (self.queue.borrow_mut(), self.machine.borrow_mut());
-        while let Some((request, token)) = queue.pop_front() {
-            if let Err(request) = machine.command(request, token) {
-                queue.push_front((request, token));
+    pub(crate) fn issue_queued(&mut self) {
+        while let Some((request, token)) = self.queue.pop_front() {
+            if let Err(request) = self.machine.command(request, token) {
+                self.queue.push_front((request, token));
                 return;
             }
         }
     }
 
-    /// Returns whether all data for a connection has been sent.
-    pub(crate) fn has_sent(&self, connection: Cid) -> bool {
-        self.machine.borrow_mut().output(connection).is_none_or(|output| output.is_empty())
-    }
-
     /// Returns whether queued commands can be sent now.
     pub(crate) fn may_issue(&self) -> bool {
-        !self.queue.borrow().is_empty() && self.machine.borrow().window() > 0
+        !self.queue.is_empty() && self.machine.window() > 0
     }
 
-    /// Delivers events to the waiting callers.
-    pub(crate) fn deliver(&self) {
-        let mut machine = self.machine.borrow_mut();
-        while let Some(event) = machine.poll_event() {
+    /// Returns whether all data for a connection has been sent.
+    pub(crate) fn has_sent(&mut self, connection: Cid) -> bool {
+        self.machine.output(connection).is_none_or(|output| output.is_empty())
+    }
+
+    /// Wakes the connections that have data to send; `but` is awake already.
+    pub(crate) fn wake(&mut self, but: Option<Cid>) {
+        for (connection, wake) in &self.wakes {
+            let idle = Some(*connection) != but;
+            if idle && self.machine.output(*connection).is_some_and(|output| !output.is_empty()) {
+                wake.notify_one();
+            }
+        }
+    }
+
+    /// Delivers events to the waiting callers. Returns whether connections have changed.
+    fn deliver(&mut self) -> bool {
+        let mut changed = false;
+        while let Some(event) = self.machine.poll_event() {
             let token = match &event {
                 Event::Completed(completion) => completion.token,
                 Event::Aborted { token }
@@ -246,7 +123,7 @@ impl Shared {
                 Event::SecurityPassed | Event::LoggedIn => continue,
                 Event::Joined { connection } | Event::Removed { connection } => {
                     tracing::debug!(cid = connection.0, ?event, "connections have changed");
-                    self.changed.notify_one();
+                    changed = true;
                     continue;
                 }
                 Event::Left { .. } => continue,
@@ -257,16 +134,188 @@ impl Shared {
                 Event::AsyncMessage { event: message, .. } => {
                     tracing::info!(event = ?message, "asynchronous message");
                     // The target may notify each connection: one logout answers all.
-                    if *message == AsyncEvent::LogoutRequest && !self.leaving.replace(true) {
-                        machine.logout(LOGOUT);
+                    if *message == AsyncEvent::LogoutRequest && !self.leaving {
+                        self.leaving = true;
+                        self.machine.logout(LOGOUT);
                     }
                     continue;
                 }
             };
             // A caller that no longer waits has dropped its future, and its answer is dropped, too.
-            if let Some(waiter) = self.waiters.borrow_mut().remove(&token) {
+            if let Some(waiter) = self.waiters.remove(&token) {
                 let _ = waiter.send(event);
             }
+        }
+        changed
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(machine: Machine) -> Self {
+        let state = State {
+            machine,
+            waiters: HashMap::new(),
+            queue: VecDeque::new(),
+            next_token: LOGOUT.0 + 1,
+            wakes: Vec::new(),
+            losses: VecDeque::new(),
+            leaving: false,
+            ended: None,
+        };
+        Self {
+            state: Mutex::new(state),
+            changed: Notify::new(),
+            over: Notify::new(),
+            tasks: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Runs a task on this core until the guard of the login is dropped.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        let mut tasks = self.tasks.lock();
+        tasks.retain(|task| !task.is_finished());
+        tasks.push(tokio::task::spawn_local(task));
+    }
+
+    pub(crate) fn token(&self) -> Token {
+        let mut state = self.state();
+        let token = state.next_token;
+        state.next_token += 1;
+        Token(token)
+    }
+
+    /// Returns the negotiated parameters.
+    pub(crate) fn parameters(&self) -> Parameters {
+        self.state().machine.parameters().clone()
+    }
+
+    /// Returns the reason why the login ended, if it has ended.
+    pub(crate) fn ended(&self) -> Option<SessionError> {
+        self.state().ended.clone()
+    }
+
+    /// Waits until the login has ended, and returns the reason.
+    pub(crate) async fn wait_for_end(&self) -> SessionError {
+        loop {
+            let mut over = pin!(self.over.notified());
+            over.as_mut().enable();
+            if let Some(error) = self.ended() {
+                return error;
+            }
+            over.await;
+        }
+    }
+
+    /// Returns the notification that there is data to send over this connection.
+    pub(crate) fn wake_of(&self, connection: Cid) -> Arc<Notify> {
+        let wakes = &mut self.state().wakes;
+        if let Some((_, wake)) = wakes.iter().find(|(of, _)| *of == connection) {
+            return wake.clone();
+        }
+        let wake = Arc::new(Notify::new());
+        wakes.push((connection, wake.clone()));
+        wake
+    }
+
+    /// Delivers events to the waiting callers.
+    pub(crate) fn deliver(&self, state: &mut State) {
+        if state.deliver() {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Sends the requests that `start` adds to the machine, and waits for the event with this token.
+    pub(crate) async fn wait_for_event(
+        &self,
+        token: Token,
+        start: impl FnOnce(&mut State),
+    ) -> Result<Event, SessionError> {
+        let receiver = {
+            let mut state = self.state();
+            if let Some(error) = &state.ended {
+                return Err(error.clone());
+            }
+            let (sender, receiver) = oneshot::channel();
+            state.waiters.insert(token, sender);
+            start(&mut state);
+            self.deliver(&mut state);
+            state.wake(None);
+            receiver
+        };
+        match receiver.await {
+            Ok(Event::Lost { .. }) => Err(lost(ErrorKind::ConnectionAborted.into())),
+            Ok(event) => Ok(event),
+            Err(_) => Err(self.ended().unwrap_or(SessionError::LoggedOut)),
+        }
+    }
+
+    /// Logs out.
+    pub(crate) async fn leave(&self) -> Result<(), SessionError> {
+        let logout = |state: &mut State| {
+            state.leaving = true;
+            state.machine.logout(LOGOUT);
+        };
+        match self.wait_for_event(LOGOUT, logout).await {
+            // A target may close the connection without an answer, as istgt sometimes does. The session is logged out
+            // even so, and a caller that waits for a command gets the error from that command.
+            Err(SessionError::Lost(source)) if source.kind() == ErrorKind::UnexpectedEof => Ok(()),
+            ended => ended.map(drop),
+        }
+    }
+
+    /// Removes a command that was not sent yet from the queue.
+    pub(crate) fn withdraw(&self, token: Token) -> bool {
+        let mut state = self.state();
+        let before = state.queue.len();
+        state.queue.retain(|(_, other)| *other != token);
+        if state.queue.len() == before {
+            return false;
+        }
+        state.waiters.remove(&token);
+        true
+    }
+
+    /// Ends the login and closes its connections.
+    pub(crate) fn abandon(&self) {
+        self.end(lost(io::ErrorKind::TimedOut.into()));
+    }
+
+    pub(crate) fn end(&self, error: SessionError) {
+        self.end_locked(&mut self.state(), error);
+    }
+
+    fn end_locked(&self, state: &mut State, error: SessionError) {
+        state.ended.get_or_insert(error);
+        state.queue.clear();
+        state.waiters.clear();
+        state.wakes.iter().for_each(|(_, wake)| wake.notify_one());
+        self.changed.notify_one();
+        self.over.notify_waiters();
+    }
+
+    /// Notes that a connection has ended. At level 2 its commands wait for its recovery.
+    pub(crate) fn note_end(&self, connection: Cid, error: SessionError) {
+        let at = sarsen_io::time::now();
+        let mut state = self.state();
+        self.deliver(&mut state);
+        state.wakes.retain(|(of, _)| *of != connection);
+        // After its answer to a logout the target closes the connections: that is not a loss.
+        if state.machine.is_logged_out() {
+            self.end_locked(&mut state, SessionError::LoggedOut);
+        } else if state.leaving || !is_the_line(&error) || !state.machine.mark_lost(connection) {
+            self.end_locked(&mut state, error);
+        } else {
+            if state.machine.is_lost(connection) {
+                tracing::warn!(cid = connection.0, %error, "a connection was lost");
+                state.losses.push_back(Loss { connection, at, error });
+            }
+            self.deliver(&mut state);
+            state.wake(None);
+            self.changed.notify_one();
         }
     }
 }
@@ -274,7 +323,7 @@ impl Shared {
 /// Returns whether the connection failed, not the protocol: another connection to the target may work.
 const fn is_the_line(error: &SessionError) -> bool {
     match error {
-        // The end of a connection was agreed on, and the session's end is handled elsewhere.
+        // The end of a connection was agreed on, and the end of the login is handled elsewhere.
         SessionError::Lost(_) | SessionError::LoggedOut => true,
         SessionError::Connection(error) => matches!(
             error,

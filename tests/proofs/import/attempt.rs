@@ -1,7 +1,7 @@
 //! A login attempt, and the properties that a client finds after it.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use sarsen_initiator::{Command, Inquiry, Session, SessionOptions, TransferRequest};
+use sarsen_initiator::{Command, Inquiry, SessionOptions, TransferRequest, Unit};
 use sarsen_proof::process;
 
 use crate::client::{LIMIT, run};
@@ -134,15 +134,15 @@ impl Attempt {
 
     fn ask(&self, url: &str) -> Result<Option<Asked>> {
         run(async {
-            let Some(session) = self.log_in(url).await? else { return Ok(None) };
-            let Inquiry { vendor, product, revision, .. } = session.inquiry().await?;
+            let Some(unit) = self.log_in(url).await? else { return Ok(None) };
+            let Inquiry { vendor, product, revision, .. } = unit.inquiry().await?;
             let standard = [("Vendor", vendor), ("Product", product), ("Revision", revision)];
-            let serial = session.inquiry_data(Some(0x80)).await?.to_vec();
+            let serial = unit.inquiry_data(Some(0x80)).await?.to_vec();
             let serial = String::from_utf8_lossy(serial.get(4..).unwrap_or_default()).into_owned();
-            let page = session.inquiry_data(Some(0x83)).await?.to_vec();
-            let mode = data_of(&session, &CACHING_PAGE).await?;
-            let luns = data_of(&session, &REPORT_LUNS).await?;
-            session.logout().await?;
+            let page = unit.inquiry_data(Some(0x83)).await?.to_vec();
+            let mode = data_of(&unit, &CACHING_PAGE).await?;
+            let luns = data_of(&unit, &REPORT_LUNS).await?;
+            unit.logout().await?;
             Ok(Some(Asked {
                 standard: standard.map(|(key, text)| format!("{key}:{}", text.trim_end())).to_vec(),
                 serial: serial.trim_matches(['\0', ' ']).to_owned(),
@@ -153,21 +153,21 @@ impl Attempt {
         })
     }
 
-    async fn log_in(&self, url: &str) -> Result<Option<Session>> {
+    async fn log_in(&self, url: &str) -> Result<Option<Unit>> {
         let options = SessionOptions {
             initiator_name: self.initiator.to_owned(),
             ..SessionOptions::default()
         };
-        Ok(Session::connect(&url.parse()?, &options).await.ok())
+        Ok(Unit::connect(&url.parse()?, &options).await.ok())
     }
 
     /// Returns ASYMMETRIC ACCESS STATE of the port of this attempt, and PREF (SPC-4 6.37).
     pub(crate) fn access(&self, ports: &[u16]) -> Result<(u8, bool)> {
         let (page, groups) = run(async {
-            let session = self.log_in(&self.url(ports[self.way])).await?.context("a login")?;
-            let page = session.inquiry_data(Some(0x83)).await?.to_vec();
-            let groups = data_of(&session, &REPORT_TARGET_PORT_GROUPS).await?;
-            session.logout().await?;
+            let unit = self.log_in(&self.url(ports[self.way])).await?.context("a login")?;
+            let page = unit.inquiry_data(Some(0x83)).await?.to_vec();
+            let groups = data_of(&unit, &REPORT_TARGET_PORT_GROUPS).await?;
+            unit.logout().await?;
             Ok((page, groups))
         })?;
         let own = all_designators(&page)
@@ -198,9 +198,9 @@ struct Asked {
     luns: Vec<u8>,
 }
 
-async fn data_of(session: &Session, cdb: &[u8]) -> Result<Vec<u8>> {
+async fn data_of(unit: &Unit, cdb: &[u8]) -> Result<Vec<u8>> {
     let command = Command::new(cdb, TransferRequest::Read(252));
-    let completion = session.command(Command { time_limit: Some(LIMIT), ..command }).await?;
+    let completion = unit.command(Command { time_limit: Some(LIMIT), ..command }).await?;
     Ok(completion.data.map_or(Vec::new(), |data| data.to_vec()))
 }
 

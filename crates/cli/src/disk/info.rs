@@ -63,19 +63,19 @@ struct Negotiated {
 }
 
 async fn collect(disk: &Disk) -> Result<Info, SessionError> {
-    let session = disk.session();
-    let Inquiry { vendor, product, revision, .. } = session.inquiry().await?;
-    let (capacity, limits) = (session.capacity(), disk.limits());
-    let (caching, provisioning) = (session.caching().await?, disk.provisioning());
-    let keys = session.parameters();
+    let unit = disk.unit();
+    let Inquiry { vendor, product, revision, .. } = unit.inquiry().await?;
+    let (capacity, limits) = (unit.capacity(), disk.limits());
+    let (caching, provisioning) = (unit.caching().await?, disk.provisioning());
+    let keys = unit.session().parameters();
     Ok(Info {
         url: disk.place().to_owned(),
-        portal: session.portal().to_string(),
+        portal: unit.session().portal().to_string(),
         vendor,
         product,
         revision,
-        serial: session.serial().await?,
-        naa: session.naa().await?,
+        serial: unit.serial().await?,
+        naa: unit.naa().await?,
         size_bytes: capacity.bytes(),
         blocks: capacity.blocks,
         block_bytes: capacity.block_length.into(),

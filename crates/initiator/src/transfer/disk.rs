@@ -7,10 +7,10 @@ use sarsen_block::Buffer;
 use super::runs::{HOLE_LENGTH, is_zero, runs};
 use super::{PIECE_LENGTH, TransferError};
 use crate::error::{SenseKey, SessionError};
-use crate::info::{BlockLimits, Provisioning};
 use crate::options::SessionOptions;
-use crate::session::Session;
+use crate::paths::Paths;
 use crate::signature::{self, Occupied, Signature};
+use crate::unit::{BlockLimits, Provisioning, Unit};
 use crate::url::Url;
 
 /// The maximum block length of a disk.
@@ -18,7 +18,7 @@ const BLOCK_LENGTH_LIMIT: u32 = 1 << 20;
 
 /// A disk on the network, with the limits of its commands.
 pub struct Disk {
-    session: Session,
+    paths: Paths,
     place: String,
     block_length: u64,
     limits: BlockLimits,
@@ -32,15 +32,16 @@ impl Disk {
     pub async fn open(url: &Url, options: &SessionOptions) -> Result<Self, TransferError> {
         let place = url.to_string();
         let failed = |source| TransferError::Open { place: place.clone(), source };
-        let session = Session::connect(url, options).await.map_err(failed)?;
-        let block_length = session.capacity().block_length;
+        let paths = Paths::connect(url, options).await.map_err(failed)?;
+        let unit = paths.unit();
+        let block_length = unit.capacity().block_length;
         if block_length > BLOCK_LENGTH_LIMIT {
             return Err(failed(SessionError::MalformedAnswer { command: "READ CAPACITY" }));
         }
-        let limits = session.block_limits().await.map_err(failed)?;
-        let provisioning = session.provisioning().await.map_err(failed)?;
+        let limits = unit.block_limits().await.map_err(failed)?;
+        let provisioning = unit.provisioning().await.map_err(failed)?;
         Ok(Self {
-            session,
+            paths,
             place,
             block_length: block_length.into(),
             limits,
@@ -49,9 +50,9 @@ impl Disk {
         })
     }
 
-    /// Returns the session.
-    pub const fn session(&self) -> &Session {
-        &self.session
+    /// Returns the unit.
+    pub const fn unit(&self) -> &Unit {
+        self.paths.unit()
     }
 
     /// Returns its URL without a secret, for messages.
@@ -61,7 +62,7 @@ impl Disk {
 
     /// Returns the size in bytes.
     pub fn length(&self) -> u64 {
-        self.session.capacity().bytes()
+        self.unit().capacity().bytes()
     }
 
     /// Returns the bytes of a block.
@@ -81,8 +82,8 @@ impl Disk {
 
     /// Logs the session out.
     pub async fn close(self) -> Result<(), TransferError> {
-        let Self { session, place, .. } = self;
-        session.logout().await.map_err(|source| TransferError::Close { place, source })
+        let Self { paths, place, .. } = self;
+        paths.logout().await.map_err(|source| TransferError::Close { place, source })
     }
 
     fn failed(
@@ -110,7 +111,7 @@ impl Disk {
     }
 
     async fn read_blocks(&self, lba: u64, blocks: u64) -> Result<Buffer, SessionError> {
-        self.session.read(lba, blocks as u32).await
+        self.paths.read(lba, blocks as u32).await
     }
 
     /// Returns the signatures of the data on the disk.
@@ -163,7 +164,7 @@ impl Disk {
             let whole = data.len() - tail;
             let mut last = self.read_blocks(lba + length / block, 1).await.map_err(&failed)?;
             last[..tail].copy_from_slice(&data[whole..]);
-            self.session.write(lba + length / block, last, false).await.map_err(&failed)?;
+            self.paths.write(lba + length / block, last, false).await.map_err(&failed)?;
             data.truncate(whole);
         }
         if data.is_empty() || is_zero(&data) {
@@ -196,10 +197,10 @@ impl Disk {
         let failed = self.failed("write", lba * block, data.len() as u64);
         let piece = self.piece_blocks() * block;
         if data.len() as u64 <= piece {
-            return self.session.write(lba, data, false).await.map_err(failed);
+            return self.paths.write(lba, data, false).await.map_err(failed);
         }
         for piece in data.chunks(piece as usize) {
-            self.session.write(lba, Buffer::copy_of(piece), false).await.map_err(&failed)?;
+            self.paths.write(lba, Buffer::copy_of(piece), false).await.map_err(&failed)?;
             lba += piece.len() as u64 / block;
         }
         Ok(())
@@ -228,7 +229,7 @@ impl Disk {
         while self.write_same.get() && lba < end {
             let count = at_once.min(end - lba);
             let zeroes = Buffer::zeroed(block as usize);
-            match self.session.write_same(lba, count as u32, zeroes, unmap).await {
+            match self.paths.write_same(lba, count as u32, zeroes, unmap).await {
                 Ok(()) => lba += count,
                 Err(SessionError::CheckCondition(sense))
                     if sense.key == SenseKey::IllegalRequest =>
@@ -241,7 +242,7 @@ impl Disk {
         while lba < end {
             let count = self.piece_blocks().min(end - lba);
             let zeroes = Buffer::zeroed((count * block) as usize);
-            self.session.write(lba, zeroes, false).await.map_err(&failed)?;
+            self.paths.write(lba, zeroes, false).await.map_err(&failed)?;
             lba += count;
         }
         Ok(())
@@ -250,12 +251,12 @@ impl Disk {
     pub(super) async fn unmap(&self, lba: u64, blocks: u32) -> Result<(), TransferError> {
         let (offset, length) = (lba * self.block_length, u64::from(blocks) * self.block_length);
         let failed = self.failed("unmap", offset, length);
-        self.session.unmap(&[(lba, blocks)]).await.map_err(failed)
+        self.paths.unmap(lba, blocks).await.map_err(failed)
     }
 
     /// Brings written data to stable storage.
     pub(super) async fn flush(&self) -> Result<(), TransferError> {
-        match self.session.flush().await {
+        match self.paths.flush().await {
             // A unit without the command has no cache to flush.
             Err(SessionError::CheckCondition(sense)) if sense.key == SenseKey::IllegalRequest => {
                 Ok(())

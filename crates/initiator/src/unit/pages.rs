@@ -6,14 +6,15 @@ use sarsen_wire::scsi::inquiry::{
     PAGE_LOGICAL_BLOCK_PROVISIONING, PAGE_UNIT_SERIAL_NUMBER, VpdHeader,
 };
 use sarsen_wire::scsi::mode::{
-    CACHING_WCE, CachingPage, DEVICE_SPECIFIC_WP, FLAGS_DBD, Header6, PAGE_CACHING, PAGE_CODE,
+    CACHING_WCE, CachingPage, DEVICE_SPECIFIC_DPOFUA, DEVICE_SPECIFIC_WP, FLAGS_DBD, Header6,
+    PAGE_CACHING, PAGE_CODE,
 };
 use sarsen_wire::scsi::opcode;
 use sarsen_wire::scsi::report::{CAPACITY_LBPME, CAPACITY_LBPRZ};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::Unit;
 use crate::error::{SenseKey, SessionError};
-use crate::session::Session;
 
 /// DESIGNATOR TYPE: NAA (SPC-4 7.8.6.6).
 const DESIGNATOR_NAA: u8 = 3;
@@ -46,6 +47,12 @@ pub struct BlockLimits {
     pub unmap_blocks: u32,
     /// Maximum blocks of a WRITE SAME; 0 if the unit reports none.
     pub write_same_blocks: u64,
+    /// OPTIMAL UNMAP GRANULARITY; 0 if the unit reports none.
+    pub unmap_granularity: u32,
+    /// OPTIMAL TRANSFER LENGTH GRANULARITY and OPTIMAL TRANSFER LENGTH; 0 if the unit reports none.
+    pub optimal_granularity: u16,
+    /// See above.
+    pub optimal_blocks: u32,
 }
 
 /// The caching mode page, and the write protection from its header.
@@ -55,6 +62,8 @@ pub struct Caching {
     pub write_cache: bool,
     /// WP: the unit is write protected.
     pub read_only: bool,
+    /// DPOFUA: the unit accepts FUA.
+    pub fua: bool,
 }
 
 /// Returns `None` for a page that the unit does not support.
@@ -104,10 +113,11 @@ fn caching(data: &[u8]) -> Option<Caching> {
     (page.header.page_code & PAGE_CODE == PAGE_CACHING).then_some(Caching {
         write_cache: page.flags & CACHING_WCE != 0,
         read_only: header.device_specific & DEVICE_SPECIFIC_WP != 0,
+        fua: header.device_specific & DEVICE_SPECIFIC_DPOFUA != 0,
     })
 }
 
-impl Session {
+impl Unit {
     async fn page(&self, page: u8) -> Result<Option<Vec<u8>>, SessionError> {
         let data = optional(self.inquiry_data(Some(page)).await)?;
         Ok(data.and_then(|data| page_body(page, &data).map(<[u8]>::to_vec)))
@@ -134,6 +144,9 @@ impl Session {
             transfer_blocks: page.maximum_transfer_length.get(),
             unmap_blocks: page.maximum_unmap_lba_count.get(),
             write_same_blocks: page.maximum_write_same_length.get(),
+            unmap_granularity: page.optimal_unmap_granularity.get(),
+            optimal_granularity: page.optimal_transfer_length_granularity.get(),
+            optimal_blocks: page.optimal_transfer_length.get(),
         })
     }
 
@@ -154,6 +167,12 @@ impl Session {
             write_same_unmaps: page.flags & LBPWS != 0,
             reads_zero: bits & CAPACITY_LBPRZ != 0 || page.flags & LBPRZ == 0x04,
         })
+    }
+
+    /// Returns log2 of the number of logical blocks in a physical block (READ CAPACITY(16)); 0 if the unit does not report it.
+    pub async fn physical_block_exponent(&self) -> Result<u8, SessionError> {
+        let capacity = optional(self.read_capacity_16().await)?;
+        Ok(capacity.map_or(0, |capacity| capacity.exponents & 0x0f))
     }
 
     /// Returns the caching mode page; `None` if the unit has none.
@@ -194,7 +213,7 @@ mod tests {
         let mut data = vec![0x20, 0, 0x90, 8];
         data.extend([0; 8]);
         data.extend([0x88, 0x12, 0x04]);
-        assert_eq!(caching(&data), Some(Caching { write_cache: true, read_only: true }));
+        assert_eq!(caching(&data), Some(Caching { write_cache: true, read_only: true, fua: true }));
         data[3] = 0;
         assert_eq!(caching(&data), None, "another page");
         assert_eq!(caching(&[0x20, 0, 0, 200, 8]), None);

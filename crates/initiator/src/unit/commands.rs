@@ -1,20 +1,19 @@
-//! The commands of a disk, as methods of a session.
+//! The commands of a disk, as methods of a unit.
 
 use sarsen_block::Buffer;
-use sarsen_proto::iscsi::initiator::Residual;
+use sarsen_proto::iscsi::initiator::{Completion, Residual};
 use sarsen_wire::scsi::cdb::{self, Block10, Block16, FLAGS_FUA, FLAGS_UNMAP, ServiceActionIn16};
 use sarsen_wire::scsi::inquiry::StandardInquiry;
 use sarsen_wire::scsi::opcode;
 use sarsen_wire::scsi::report::{
-    Capacity10, Capacity16, LunListHeader, UnmapDescriptor, UnmapHeader,
+    Capacity10, Capacity16, LbaStatusDescriptor, LbaStatusHeader, LunListHeader, UnmapDescriptor,
+    UnmapHeader,
 };
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use crate::capacity::Capacity;
+use super::{Capacity, Command, TransferRequest, Unit};
 use crate::error::{SenseKey, SessionError};
-use crate::reconnect::Unflushed;
-use crate::session::{Command, Session, TransferRequest};
 
 /// The identification of a logical unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,18 +34,17 @@ fn words(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).trim_end_matches([' ', '\0']).to_owned()
 }
 
-impl Session {
+impl Unit {
     /// Sends TEST UNIT READY.
     pub async fn test_unit_ready(&self) -> Result<(), SessionError> {
         let cdb = [opcode::TEST_UNIT_READY, 0, 0, 0, 0, 0];
-        self.command(Command::repeatable(&cdb, TransferRequest::None)).await?;
+        self.command(Command::new(&cdb, TransferRequest::None)).await?;
         Ok(())
     }
 
     /// Carries out a command that returns a maximum of `length` bytes.
     pub(crate) async fn fetch(&self, cdb: &[u8], length: u32) -> Result<Buffer, SessionError> {
-        let completion =
-            self.command(Command::repeatable(cdb, TransferRequest::Read(length))).await?;
+        let completion = self.command(Command::new(cdb, TransferRequest::Read(length))).await?;
         Ok(completion.data.unwrap_or_else(|| Buffer::zeroed(0)))
     }
 
@@ -119,7 +117,7 @@ impl Session {
         if capacity.block_length == 0 {
             return Err(SessionError::MalformedAnswer { command: "READ CAPACITY" });
         }
-        self.note_capacity(capacity);
+        *self.capacity.lock() = capacity;
         Ok(capacity)
     }
 
@@ -153,44 +151,18 @@ impl Session {
         })
     }
 
-    fn length_of(&self, blocks: u32) -> Result<u32, SessionError> {
-        let block_length = self.capacity().block_length;
-        blocks
-            .checked_mul(block_length)
-            .ok_or(SessionError::TooLong { blocks: blocks.into(), block_length })
-    }
-
     /// Reads `blocks` blocks from `lba`, by READ(16).
     pub async fn read(&self, lba: u64, blocks: u32) -> Result<Buffer, SessionError> {
-        let wanted = self.length_of(blocks)?;
-        let cdb = block_16(opcode::READ_16, 0, lba, blocks);
-        let data = self.fetch(cdb.as_bytes(), wanted).await?;
-        if data.len() as u64 != u64::from(wanted) {
-            return Err(SessionError::ShortTransfer { wanted, moved: data.len() as u32 });
-        }
-        Ok(data)
+        let block_length = self.capacity().block_length;
+        let command = read(lba, blocks, block_length)?;
+        received(self.command(command).await?, blocks * block_length)
     }
 
     /// Writes whole blocks from `lba` on, by WRITE(16). With `fua` they are on stable storage when this returns.
     pub async fn write(&self, lba: u64, data: Buffer, fua: bool) -> Result<(), SessionError> {
-        let block_length = self.capacity().block_length;
-        let blocks = data.len() as u64 / u64::from(block_length.max(1));
-        let too_long = SessionError::TooLong { blocks, block_length };
-        let count = u32::try_from(blocks).map_err(|_| too_long.clone())?;
-        if self.length_of(count)? as usize != data.len() {
-            return Err(too_long);
-        }
-        let flags = if fua { FLAGS_FUA } else { 0 };
-        let cdb = block_16(opcode::WRITE_16, flags, lba, count);
-        let end = lba.saturating_add(blocks);
-        let length = data.len() as u32;
-        let (wanted, moved) = match self.change(&cdb_of(&cdb), data, (lba, end), fua).await? {
-            Residual::None | Residual::Underflow(0) | Residual::Overflow(0) => return Ok(()),
-            // RFC 7143 §11.4.5: even with GOOD a target may have skipped a part.
-            Residual::Underflow(count) => (length, length.saturating_sub(count)),
-            Residual::Overflow(count) => (length.saturating_add(count), length),
-        };
-        Err(SessionError::ShortTransfer { wanted, moved })
+        let length = data.len();
+        let command = write(lba, data, self.capacity().block_length, fua)?;
+        moved(&self.command(command).await?, length)
     }
 
     /// Writes one block's data to each of `blocks` blocks from `lba` on, by WRITE SAME(16). With `unmap` the unit may
@@ -202,63 +174,131 @@ impl Session {
         block: Buffer,
         unmap: bool,
     ) -> Result<(), SessionError> {
-        let flags = if unmap { FLAGS_UNMAP } else { 0 };
-        let cdb = block_16(opcode::WRITE_SAME_16, flags, lba, blocks);
-        // Zero blocks means all blocks that follow (SBC-4 5.50).
-        let end = if blocks == 0 { u64::MAX } else { lba.saturating_add(blocks.into()) };
-        self.change(&cdb_of(&cdb), block, (lba, end), false).await?;
+        self.command(write_same(lba, blocks, block, unmap)).await?;
         Ok(())
     }
 
     /// Brings all written data to stable storage, by SYNCHRONIZE CACHE(10).
     pub async fn flush(&self) -> Result<(), SessionError> {
-        let kept = self.reconnection.as_ref().map(|reconnection| &reconnection.unflushed);
-        let answered = kept.map(Unflushed::answered).unwrap_or_default();
-        let cdb = block_10(opcode::SYNCHRONIZE_CACHE_10, 0, 0, 0);
-        self.command(Command::repeatable(cdb.as_bytes(), TransferRequest::None)).await?;
-        if let Some(kept) = kept {
-            kept.forget(&answered);
-        }
+        self.command(synchronize_cache()).await?;
         Ok(())
     }
 
     /// Deallocates these runs of blocks: pairs of first block and number of blocks.
     pub async fn unmap(&self, extents: &[(u64, u32)]) -> Result<(), SessionError> {
-        let too_long = SessionError::TooLong { blocks: extents.len() as u64, block_length: 16 };
-        let descriptors = extents.len() * size_of::<UnmapDescriptor>();
-        let length = u16::try_from(size_of::<UnmapHeader>() + descriptors).map_err(|_| too_long)?;
-        let header = UnmapHeader {
-            data_length: U16::new(length - size_of::<U16>() as u16),
-            block_descriptor_data_length: U16::new(length - size_of::<UnmapHeader>() as u16),
-            reserved: [0; 4],
-        };
-        let mut list = header.as_bytes().to_vec();
-        for &(lba, blocks) in extents {
-            let descriptor =
-                UnmapDescriptor { lba: lba.into(), block_count: blocks.into(), reserved: [0; 4] };
-            list.extend_from_slice(descriptor.as_bytes());
-        }
-        let cdb = cdb::Unmap {
-            operation_code: opcode::UNMAP,
-            flags: 0,
-            reserved: [0; 4],
-            group: 0,
-            parameter_list_length: U16::new(length),
-            control: 0,
-        };
-        let first = extents.iter().map(|extent| extent.0).min().unwrap_or(0);
-        let ends = extents.iter().map(|&(lba, blocks)| lba.saturating_add(blocks.into()));
-        let end = ends.max().unwrap_or(0);
-        self.change(&cdb_of(&cdb), Buffer::copy_of(&list), (first, end), false).await?;
+        self.command(unmap(extents)?).await?;
         Ok(())
     }
 }
 
-/// Returns a CDB, padded with zeroes.
-fn cdb_of(cdb: &(impl IntoBytes + Immutable)) -> [u8; 16] {
-    let mut whole = [0; 16];
-    whole[..cdb.as_bytes().len()].copy_from_slice(cdb.as_bytes());
-    whole
+/// Returns a READ(16).
+pub(crate) fn read(lba: u64, blocks: u32, block_length: u32) -> Result<Command, SessionError> {
+    let too_long = SessionError::TooLong { blocks: blocks.into(), block_length };
+    let length = blocks.checked_mul(block_length).ok_or(too_long)?;
+    let cdb = block_16(opcode::READ_16, 0, lba, blocks);
+    Ok(Command::new(cdb.as_bytes(), TransferRequest::Read(length)))
+}
+
+/// Returns the data of a [`read`] of `wanted` bytes that ended with GOOD.
+pub(crate) fn received(completion: Completion, wanted: u32) -> Result<Buffer, SessionError> {
+    let data = completion.data.unwrap_or_else(|| Buffer::zeroed(0));
+    if data.len() as u64 != u64::from(wanted) {
+        return Err(SessionError::ShortTransfer { wanted, moved: data.len() as u32 });
+    }
+    Ok(data)
+}
+
+/// Returns a WRITE(16) of whole blocks.
+pub(crate) fn write(
+    lba: u64,
+    data: Buffer,
+    block_length: u32,
+    fua: bool,
+) -> Result<Command, SessionError> {
+    let blocks = data.len() as u64 / u64::from(block_length.max(1));
+    let fits =
+        u32::try_from(data.len()).is_ok() && blocks * u64::from(block_length) == data.len() as u64;
+    if !fits {
+        return Err(SessionError::TooLong { blocks, block_length });
+    }
+    let flags = if fua { FLAGS_FUA } else { 0 };
+    let cdb = block_16(opcode::WRITE_16, flags, lba, blocks as u32);
+    Ok(Command::new(cdb.as_bytes(), TransferRequest::Write(data)))
+}
+
+/// Returns an error if a command that ended with GOOD has not moved all of `length` bytes.
+pub(crate) fn moved(completion: &Completion, length: usize) -> Result<(), SessionError> {
+    let length = length as u32;
+    let (wanted, moved) = match completion.residual {
+        Residual::None | Residual::Underflow(0) | Residual::Overflow(0) => return Ok(()),
+        // RFC 7143 §11.4.5: even with GOOD a target may have skipped a part.
+        Residual::Underflow(count) => (length, length.saturating_sub(count)),
+        Residual::Overflow(count) => (length.saturating_add(count), length),
+    };
+    Err(SessionError::ShortTransfer { wanted, moved })
+}
+
+/// Returns a WRITE SAME(16): see [`Unit::write_same`].
+pub(crate) fn write_same(lba: u64, blocks: u32, block: Buffer, unmap: bool) -> Command {
+    let flags = if unmap { FLAGS_UNMAP } else { 0 };
+    let cdb = block_16(opcode::WRITE_SAME_16, flags, lba, blocks);
+    Command::new(cdb.as_bytes(), TransferRequest::Write(block))
+}
+
+/// Returns a SYNCHRONIZE CACHE(10) of the whole unit.
+pub(crate) fn synchronize_cache() -> Command {
+    let cdb = block_10(opcode::SYNCHRONIZE_CACHE_10, 0, 0, 0);
+    Command::new(cdb.as_bytes(), TransferRequest::None)
+}
+
+/// Returns a GET LBA STATUS for the blocks from `lba` on, with space for one descriptor.
+pub(crate) fn lba_status(lba: u64) -> Command {
+    let length = (size_of::<LbaStatusHeader>() + size_of::<LbaStatusDescriptor>()) as u32;
+    let cdb = ServiceActionIn16 {
+        operation_code: opcode::SERVICE_ACTION_IN_16,
+        service_action: opcode::SA_GET_LBA_STATUS,
+        lba: lba.into(),
+        allocation_length: U32::new(length),
+        flags: 0,
+        control: 0,
+    };
+    Command::new(cdb.as_bytes(), TransferRequest::Read(length))
+}
+
+/// Returns the first descriptor of the data of an [`lba_status`].
+pub(crate) fn first_run(data: &[u8]) -> Option<LbaStatusDescriptor> {
+    let (header, rest) = LbaStatusHeader::ref_from_prefix(data).ok()?;
+    let (descriptor, _) = LbaStatusDescriptor::ref_from_prefix(rest).ok()?;
+    let reported = header.parameter_data_length.get() as usize + size_of::<U32>();
+    let is_whole = reported >= size_of::<LbaStatusHeader>() + size_of::<LbaStatusDescriptor>();
+    is_whole.then_some(*descriptor)
+}
+
+/// Returns an UNMAP of these runs of blocks: pairs of first block and number of blocks.
+pub(crate) fn unmap(extents: &[(u64, u32)]) -> Result<Command, SessionError> {
+    let too_long = SessionError::TooLong { blocks: extents.len() as u64, block_length: 16 };
+    let descriptors = extents.len() * size_of::<UnmapDescriptor>();
+    let length = u16::try_from(size_of::<UnmapHeader>() + descriptors).map_err(|_| too_long)?;
+    let header = UnmapHeader {
+        data_length: U16::new(length - size_of::<U16>() as u16),
+        block_descriptor_data_length: U16::new(length - size_of::<UnmapHeader>() as u16),
+        reserved: [0; 4],
+    };
+    let mut list = header.as_bytes().to_vec();
+    for &(lba, blocks) in extents {
+        let descriptor =
+            UnmapDescriptor { lba: lba.into(), block_count: blocks.into(), reserved: [0; 4] };
+        list.extend_from_slice(descriptor.as_bytes());
+    }
+    let cdb = cdb::Unmap {
+        operation_code: opcode::UNMAP,
+        flags: 0,
+        reserved: [0; 4],
+        group: 0,
+        parameter_list_length: U16::new(length),
+        control: 0,
+    };
+    Ok(Command::new(cdb.as_bytes(), TransferRequest::Write(Buffer::copy_of(&list))))
 }
 
 fn block_16(operation_code: u8, flags: u8, lba: u64, blocks: u32) -> Block16 {

@@ -1,0 +1,409 @@
+//! A logical unit as a store.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use sarsen_block::{
+    Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction,
+    Durability, Extent, Geometry, InvalidRequest, Io, Lba, OptimalTransfer, Payload, Reply,
+    StopCause, Store, StoreStatus, UnmapSupport,
+};
+use sarsen_proto::iscsi::initiator::Completion;
+
+use crate::error::{Sense, SenseKey, SessionError};
+use crate::options::SessionOptions;
+use crate::paths::Paths;
+use crate::unit::{BlockLimits, Command, Provisioning, Unit, commands};
+use crate::url::Url;
+
+/// Maximum length of the data of a command to a unit that reports no maximum.
+const PIECE_LENGTH: u32 = 4 << 20;
+/// PROVISIONING STATUS (SBC-3 5.4.3).
+const STATUS_DEALLOCATED: u8 = 1;
+const STATUS_ANCHORED: u8 = 2;
+/// SAM-5 5.3.1.
+const RESERVATION_CONFLICT: u8 = 0x18;
+
+/// A logical unit as a [`Store`]. With [`SessionOptions::reconnect_limit`] it survives lost connections.
+///
+/// The core that connected it drives its session (see [`crate::Session`]); every core can use it.
+pub struct IscsiStore {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    paths: Paths,
+    block_size: BlockSize,
+    limits: BlockLimits,
+    provisioning: Provisioning,
+    physical_block_exponent: u8,
+    volatile_cache: bool,
+    fua: bool,
+    read_only: bool,
+    /// The unit has not rejected WRITE SAME, GET LBA STATUS.
+    has_write_same: AtomicBool,
+    has_lba_status: AtomicBool,
+    /// A flush failed: see [`StopCause::FlushFailed`].
+    stopped: AtomicBool,
+}
+
+impl IscsiStore {
+    /// Logs in, and examines the unit.
+    pub async fn connect(url: &Url, options: &SessionOptions) -> Result<Self, SessionError> {
+        let paths = Paths::connect(url, options).await?;
+        let unit = paths.unit();
+        let block_length = unit.capacity().block_length;
+        let sizes = [BlockSize::B512, BlockSize::B2048, BlockSize::B4096];
+        let block_size = sizes.into_iter().find(|size| size.bytes() == block_length as usize);
+        let block_size = block_size.ok_or(SessionError::BlockLength { block_length })?;
+        let limits = unit.block_limits().await?;
+        let provisioning = unit.provisioning().await?;
+        let physical_block_exponent = unit.physical_block_exponent().await?;
+        // A unit without the page may have a cache.
+        let caching = unit.caching().await?;
+        let shared = Shared {
+            block_size,
+            limits,
+            provisioning,
+            physical_block_exponent,
+            volatile_cache: caching.is_none_or(|caching| caching.write_cache),
+            fua: caching.is_some_and(|caching| caching.fua),
+            read_only: caching.is_some_and(|caching| caching.read_only),
+            has_write_same: AtomicBool::new(true),
+            has_lba_status: AtomicBool::new(provisioning.thin && provisioning.reads_zero),
+            stopped: AtomicBool::new(false),
+            paths,
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Returns the unit, for commands that change no blocks.
+    pub fn unit(&self) -> &Unit {
+        self.shared.paths.unit()
+    }
+
+    /// Carries out a command of any kind, once: if its connection is lost, its caller gets the loss. A command that may
+    /// change blocks waits for all writes before it, and later writes wait for it.
+    pub async fn command(&self, command: Command) -> Result<Completion, SessionError> {
+        self.shared.paths.command(command).await
+    }
+
+    /// Logs out.
+    pub async fn logout(&self) -> Result<(), SessionError> {
+        self.shared.paths.logout().await
+    }
+
+    /// Starts a request that is valid.
+    fn start<T, F>(
+        &self,
+        checked: Result<(), BlockError>,
+        carry_out: impl FnOnce(Arc<Shared>) -> F,
+    ) -> Reply<T>
+    where
+        F: Future<Output = Result<T, BlockError>> + 'static,
+    {
+        if let Err(error) = checked {
+            return Io::Ready(Err(error));
+        }
+        let mut future = Box::pin(carry_out(self.shared.clone()));
+        // A request starts when its method is called.
+        match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(result) => Io::Ready(result),
+            Poll::Pending => Io::Pending(future),
+        }
+    }
+}
+
+impl Shared {
+    fn check(&self, extent: Extent) -> Result<(), BlockError> {
+        extent.check(self.paths.status().block_count())
+    }
+
+    fn check_writable(&self, extent: Extent) -> Result<(), BlockError> {
+        self.check(extent)?;
+        if self.read_only {
+            return Err(InvalidRequest::ReadOnly.into());
+        }
+        self.check_not_stopped()
+    }
+
+    fn check_not_stopped(&self) -> Result<(), BlockError> {
+        if self.stopped.load(Ordering::Acquire) {
+            return Err(StopCause::FlushFailed.into());
+        }
+        Ok(())
+    }
+
+    /// Returns the parts of an extent of at most `limit` blocks; 0 is the maximum of a command.
+    fn parts(extent: Extent, limit: u64) -> impl Iterator<Item = (u64, u32)> {
+        let limit = if limit == 0 { u32::MAX.into() } else { limit.min(u32::MAX.into()) };
+        let (mut lba, end) = (extent.lba.0, extent.end());
+        std::iter::from_fn(move || {
+            let first = lba;
+            let blocks = limit.min(end - first) as u32;
+            lba += u64::from(blocks);
+            (blocks > 0).then_some((first, blocks))
+        })
+    }
+
+    /// Returns the parts that one READ or WRITE each moves.
+    fn pieces(&self, extent: Extent) -> impl Iterator<Item = (u64, u32)> + use<> {
+        let limit = match self.limits.transfer_blocks {
+            0 => PIECE_LENGTH >> self.block_size.shift(),
+            limit => limit,
+        };
+        Self::parts(extent, limit.into())
+    }
+
+    async fn read(&self, extent: Extent) -> Result<Data, BlockError> {
+        let mut pieces = self.pieces(extent).peekable();
+        let mut whole = None;
+        let mut at = 0;
+        while let Some((lba, blocks)) = pieces.next() {
+            let read = self.paths.read(lba, blocks).await;
+            let data = read.map_err(|error| block_error(error, extent, Direction::Read))?;
+            if whole.is_none() && pieces.peek().is_none() {
+                return Ok(Data::Buffer(data));
+            }
+            let length = extent.byte_count(self.block_size) as usize;
+            let whole = whole.get_or_insert_with(|| Buffer::for_overwrite(length));
+            whole[at..at + data.len()].copy_from_slice(&data);
+            at += data.len();
+        }
+        Ok(whole.map_or_else(Data::empty, Data::Buffer))
+    }
+
+    /// Returns whether a durable write is durable by FUA, and whether a flush must follow it.
+    fn durability(&self, durability: Durability) -> (bool, bool) {
+        let durable = durability == Durability::Durable && self.volatile_cache;
+        (durable && self.fua, durable && !self.fua)
+    }
+
+    async fn write(
+        &self,
+        extent: Extent,
+        data: Payload,
+        durability: Durability,
+    ) -> Result<(), BlockError> {
+        let (fua, flush) = self.durability(durability);
+        let failed = |error| block_error(error, extent, Direction::Write);
+        let mut pieces = self.pieces(extent);
+        match (pieces.next(), pieces.next()) {
+            (None, _) => {}
+            (Some((lba, _)), None) => {
+                self.paths.write(lba, data.into_buffer(), fua).await.map_err(failed)?;
+            }
+            _ => {
+                let mut at = 0;
+                for (lba, blocks) in self.pieces(extent) {
+                    let length = (blocks as usize) << self.block_size.shift();
+                    let piece = Buffer::copy_of(&data[at..at + length]);
+                    self.paths.write(lba, piece, fua).await.map_err(failed)?;
+                    at += length;
+                }
+            }
+        }
+        if flush { self.flush().await } else { Ok(()) }
+    }
+
+    async fn flush(&self) -> Result<(), BlockError> {
+        match self.paths.flush().await {
+            Ok(()) => self.check_not_stopped(),
+            Err(error) => {
+                // Whatever the reason, no later flush can make up for this one.
+                self.stopped.store(true, Ordering::Release);
+                Err(block_error(error, Extent::new(0, 0), Direction::Write))
+            }
+        }
+    }
+
+    /// Writes zeroes. The unit may deallocate their space if `may_unmap`.
+    async fn zero(
+        &self,
+        extent: Extent,
+        durability: Durability,
+        may_unmap: bool,
+    ) -> Result<(), BlockError> {
+        let failed = |error| block_error(error, extent, Direction::Write);
+        let block_length = self.block_size.bytes();
+        let mut rest = extent;
+        for (lba, blocks) in Self::parts(extent, self.limits.write_same_blocks) {
+            if !self.has_write_same.load(Ordering::Relaxed) {
+                break;
+            }
+            let zeroes = Buffer::zeroed(block_length);
+            match self.paths.write_same(lba, blocks, zeroes, may_unmap).await {
+                Ok(()) => {
+                    let end = lba + u64::from(blocks);
+                    rest = Extent::new(end, extent.end() - end);
+                }
+                Err(SessionError::CheckCondition(Sense {
+                    key: SenseKey::IllegalRequest, ..
+                })) => self.has_write_same.store(false, Ordering::Relaxed),
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        for (lba, blocks) in self.pieces(rest) {
+            let zeroes = Buffer::zeroed(blocks as usize * block_length);
+            self.paths.write(lba, zeroes, false).await.map_err(failed)?;
+        }
+        // WRITE SAME has no FUA.
+        if durability == Durability::Durable && self.volatile_cache && extent.block_count > 0 {
+            self.flush().await?;
+        }
+        Ok(())
+    }
+
+    async fn allocation(&self, extent: Extent) -> Result<AllocationRun, BlockError> {
+        let mapped =
+            AllocationRun { block_count: extent.block_count, allocation: Allocation::Mapped };
+        if extent.block_count == 0 || !self.has_lba_status.load(Ordering::Relaxed) {
+            return Ok(mapped);
+        }
+        let lba = extent.lba.0;
+        let completion = match self.paths.ask(commands::lba_status(lba)).await {
+            Ok(completion) => completion,
+            Err(SessionError::CheckCondition(Sense { key: SenseKey::IllegalRequest, .. })) => {
+                self.has_lba_status.store(false, Ordering::Relaxed);
+                return Ok(mapped);
+            }
+            Err(error) => return Err(block_error(error, extent, Direction::Read)),
+        };
+        let run = completion.data.as_deref().and_then(commands::first_run);
+        // The first run contains the block, but may begin before it.
+        let run = run.and_then(|run| {
+            let end = run.lba.get().saturating_add(run.block_count.get().into());
+            let blocks = end.checked_sub(lba).filter(|blocks| *blocks > 0)?;
+            (run.lba.get() <= lba).then_some((blocks, run.provisioning_status))
+        });
+        let Some((blocks, status)) = run else { return Ok(mapped) };
+        let allocation = match status {
+            STATUS_DEALLOCATED => Allocation::Deallocated,
+            STATUS_ANCHORED => Allocation::Anchored,
+            _ => Allocation::Mapped,
+        };
+        Ok(AllocationRun { block_count: blocks.min(extent.block_count), allocation })
+    }
+}
+
+impl Store for IscsiStore {
+    fn geometry(&self) -> Geometry {
+        let Shared { paths, block_size, .. } = &*self.shared;
+        Geometry { block_size: *block_size, block_count: paths.status().block_count() }
+    }
+
+    fn characteristics(&self) -> Characteristics {
+        let Shared { limits, provisioning, read_only, .. } = &*self.shared;
+        // An UNMAP may keep data; only WRITE SAME says what is read afterwards.
+        let unmaps = provisioning.write_same_unmaps && provisioning.reads_zero && !read_only;
+        let granularity = u32::from(limits.optimal_granularity.max(1));
+        Characteristics {
+            volatile_cache: self.shared.volatile_cache,
+            read_only: *read_only,
+            unmap: unmaps.then_some(UnmapSupport {
+                granularity_blocks: limits.unmap_granularity.max(1),
+                anchors: false,
+                tells_space: false,
+            }),
+            physical_block_exponent: self.shared.physical_block_exponent,
+            optimal_transfer: (limits.optimal_blocks > 0).then(|| OptimalTransfer {
+                granularity_blocks: granularity,
+                length_blocks: (limits.optimal_blocks / granularity).max(1) * granularity,
+            }),
+            protection: false,
+            is_lasting: true,
+        }
+    }
+
+    fn status(&self) -> &Arc<StoreStatus> {
+        self.shared.paths.status()
+    }
+
+    fn read(&self, extent: Extent) -> Reply<Data> {
+        let checked = self.shared.check(extent);
+        self.start(checked, |shared| async move { shared.read(extent).await })
+    }
+
+    fn write(&self, extent: Extent, data: Payload, durability: Durability) -> Reply<()> {
+        let checked = self.shared.check_writable(extent);
+        self.start(checked, |shared| async move { shared.write(extent, data, durability).await })
+    }
+
+    fn flush(&self) -> Reply<()> {
+        let checked = self.shared.check_not_stopped();
+        self.start(checked, |shared| async move { shared.flush().await })
+    }
+
+    fn unmap(&self, extent: Extent) -> Reply<()> {
+        let unmaps = self.characteristics().unmap.is_some();
+        let checked = self
+            .shared
+            .check_writable(extent)
+            .and_then(|()| if unmaps { Ok(()) } else { Err(InvalidRequest::Unsupported.into()) });
+        self.start(checked, |shared| async move {
+            shared.zero(extent, Durability::Volatile, true).await
+        })
+    }
+
+    fn write_zeroes(&self, extent: Extent, durability: Durability) -> Reply<()> {
+        let checked = self.shared.check_writable(extent);
+        self.start(checked, |shared| async move { shared.zero(extent, durability, false).await })
+    }
+
+    fn allocation(&self, extent: Extent) -> Reply<AllocationRun> {
+        let checked = self.shared.check(extent);
+        self.start(checked, |shared| async move { shared.allocation(extent).await })
+    }
+
+    fn resize(&self, _: u64) -> Reply<()> {
+        let read_only = self.shared.read_only;
+        let reason = if read_only { InvalidRequest::ReadOnly } else { InvalidRequest::Unsupported };
+        Io::Ready(Err(reason.into()))
+    }
+}
+
+/// Returns the error of a request whose command failed.
+fn block_error(error: SessionError, extent: Extent, direction: Direction) -> BlockError {
+    let lba = extent.lba;
+    let system = |kind| io::Error::new(kind, error.to_string());
+    match &error {
+        SessionError::CheckCondition(sense) => match sense.key {
+            SenseKey::MediumError | SenseKey::HardwareError => {
+                // Bad blocks are reported with the first one.
+                let first = sense.information.map(Lba).filter(|first| first.0 >= lba.0);
+                BlockError::medium(first.unwrap_or(lba), direction, system(io::ErrorKind::Other))
+            }
+            _ if sense.is_out_of_space() => BlockError::NoSpace { lba },
+            SenseKey::DataProtect => InvalidRequest::ReadOnly.into(),
+            SenseKey::NotReady | SenseKey::UnitAttention | SenseKey::AbortedCommand => {
+                BlockError::Transient(system(io::ErrorKind::Other))
+            }
+            _ => InvalidRequest::Rejected(system(io::ErrorKind::InvalidInput)).into(),
+        },
+        SessionError::Status(RESERVATION_CONFLICT) => BlockError::Fenced,
+        SessionError::Status(_)
+        | SessionError::Aborted
+        | SessionError::CommandTimedOut { .. }
+        | SessionError::TargetFailure(_) => BlockError::Transient(system(io::ErrorKind::Other)),
+        SessionError::UnitChanged => StopCause::OutOfService.into(),
+        SessionError::ShortTransfer { .. } | SessionError::MalformedAnswer { .. } => {
+            BlockError::medium(lba, direction, system(io::ErrorKind::InvalidData))
+        }
+        SessionError::Rejected(_)
+        | SessionError::TooLong { .. }
+        | SessionError::BlockLength { .. }
+        | SessionError::Identity(_) => {
+            InvalidRequest::Rejected(system(io::ErrorKind::InvalidInput)).into()
+        }
+        SessionError::Connect { .. }
+        | SessionError::Tls { .. }
+        | SessionError::TimedOut { .. }
+        | SessionError::RedirectedTooOften { .. }
+        | SessionError::RedirectedNowhere { .. }
+        | SessionError::Connection(_)
+        | SessionError::Lost(_)
+        | SessionError::LoggedOut => BlockError::Unreachable(system(io::ErrorKind::NotConnected)),
+    }
+}
