@@ -263,6 +263,7 @@ export interface Snapshot {
   identifier: string;
   /** The byte up to which it has been received, while it is not complete. */
   received_bytes: number | null;
+  copies: number;
 }
 
 /** A file in the server's folder of volumes, or a volume or snapshot in a pool, that belongs to no volume of the server. */

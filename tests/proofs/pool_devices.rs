@@ -454,6 +454,24 @@ fn a_scrub_repairs_what_is_damaged_on_one_of_two_devices() -> Result<()> {
     server.stop()
 }
 
+#[test]
+fn metadata_that_no_copy_has_is_a_problem_of_the_pool() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = start(folder.path())?;
+    let [only] = files(folder.path());
+    create(&server, std::slice::from_ref(&only), "1")?;
+    qemu_io(&server, "v", &["write -P 0x11 0 16M", "flush"])?;
+    server.stop()?;
+    let server = start(folder.path())?;
+    damage(&only)?;
+    server.run(&["pool", "scrub", "tank"])?;
+    let is_said = |text: &str| text.contains("has damaged metadata");
+    wait_until(|| Ok(status(&server)?["problem"].as_str().is_some_and(is_said)))?;
+    let shown = server.run(&["pool", "list"])?;
+    ensure!(is_said(&shown), "{shown}");
+    server.stop()
+}
+
 /// Damages a byte of each page of a device behind its journal.
 fn damage(path: &Path) -> Result<()> {
     let damaged = File::options().read(true).write(true).open(path)?;

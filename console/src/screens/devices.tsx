@@ -229,7 +229,7 @@ function Result(props: { last: ScrubResult }) {
         {summed_bytes > 0 && <><dt>Got checksums</dt><dd>{format.size(summed_bytes)}</dd></>}
         <dt>Lost</dt><dd class={lost_bytes > 0 ? "over" : undefined}>{format.size(lost_bytes)}</dd>
       </dl>
-      {differing_bytes > 0 && <p class="hint">Copies that differed are equal now. Parts that no volume has written may differ.</p>}
+      {differing_bytes > 0 && <p class="hint">Copies without checksums that differed are equal now: of two, nothing shows which was right. Parts that no volume has written may differ.</p>}
       {lost_bytes > 0 && <p class="trouble">No copy of the lost data could be read, or no copy had its checksum. Restore it from a backup.</p>}
     </>
   );

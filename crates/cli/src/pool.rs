@@ -521,8 +521,10 @@ fn scrub_line(scrub: &PoolScrub) -> Option<String> {
         0 => String::new(),
         bytes => format!(", {} {what}", render_rounded(bytes)),
     };
-    let lost = of(last.differing_bytes, "without checksums differed, and are equal now")
-        + &of(last.summed_bytes, "got checksums")
+    let lost = of(
+        last.differing_bytes,
+        "without checksums differed, and are equal now (of two copies, nothing shows which was right)",
+    ) + &of(last.summed_bytes, "got checksums")
         + &of(last.lost_bytes, "lost");
     Some(format!(
         "  last scrub {}: {} read, {} repaired{lost}",

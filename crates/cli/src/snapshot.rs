@@ -198,7 +198,7 @@ fn report(what: &str, list: &SnapshotList, options: &ServerOptions) -> anyhow::R
     // Only a deletion counts them.
     let freed = |one: &Snapshot| {
         one.reclaimable_bytes.map_or_else(String::new, |bytes| {
-            format!(", which gives back {}", render_rounded(bytes))
+            format!(", which gives back {}", render_rounded(bytes * u64::from(one.copies)))
         })
     };
     let mut lines = list.snapshots.iter().map(|one| format!("{what} {}{}", one.name, freed(one)));

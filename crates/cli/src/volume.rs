@@ -116,7 +116,8 @@ pub(crate) struct Create {
     /// hourly=24,daily=7,weekly=4,monthly=12.
     #[arg(long, value_name = "SCHEDULE")]
     snapshot_schedule: Option<SnapshotSchedule>,
-    /// With --pool: the number of copies of the data, each on another device: 1 to 3.
+    /// With --pool: the number of copies of the data, each on another device: 1 to 3. If two copies differ, only --checksums
+    /// show which one is right.
     #[arg(long, value_name = "COPIES")]
     mirror: Option<Mirror>,
     /// With --pool: the number of devices over which the data is spread: 1 to 16.

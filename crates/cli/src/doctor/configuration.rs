@@ -129,12 +129,12 @@ fn orphaned(orphans: &[Orphan]) -> Option<Finding> {
         Finding::warning(
             "server",
             format!(
-                "{} files in the folder of volumes belong to no volume and occupy {}: {}{more}",
+                "{} files or volumes in pools belong to no volume of the server, and occupy {}: {}{more}",
                 orphans.len(),
                 BinaryBytes(bytes),
                 names.join(", ")
             ),
-            "see `sarsen volume orphan list`; remove unneeded files with `sarsen volume orphan remove`",
+            "see `sarsen volume orphan list`; remove what is not needed with `sarsen volume orphan remove`",
         )
     })
 }

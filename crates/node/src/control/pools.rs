@@ -49,11 +49,6 @@ pub(super) fn router() -> Router<Api> {
 }
 
 fn status(api: &Api, config: &PoolConfig) -> PoolStatus {
-    let problems = api.engine.problems();
-    let problem = problems.iter().find(|problem| {
-        let key = problem.lacking.key();
-        key.kind == crate::model::ObjectKind::Pool && key.name == config.name
-    });
     let open = api.engine.pools.get(&config.name);
     let space = open.as_ref().map(|open| open.pool.space());
     let objects = open.as_ref().map_or_else(Vec::new, |open| open.pool.volumes());
@@ -63,7 +58,7 @@ fn status(api: &Api, config: &PoolConfig) -> PoolStatus {
     PoolStatus {
         name: config.name.clone(),
         is_open: open.is_some(),
-        problem: problem.map(|problem| problem.why.clone()),
+        problem: api.engine.pools.problem_of(&config.name),
         devices: pool_devices::devices(config, open.as_ref()),
         tiers: pool_devices::tiers_of(open.as_ref()),
         scrub: pool_devices::scrub_of(open.as_ref()),
@@ -226,6 +221,7 @@ fn snapshots_in(api: &Api, open: &OpenPool) -> Vec<(VolumeInfo, Snapshot)> {
         size_bytes: one.size,
         referenced_bytes: one.referenced_bytes,
         reclaimable_bytes: None,
+        copies: one.copies,
         created_unix_seconds: one.label.created,
         is_protected: one.is_protected,
         clones: clones.get(&one.id).cloned().unwrap_or_default(),
@@ -422,7 +418,7 @@ pub(super) async fn delete_snapshot(
     let (_, deleted) = deleted;
     api.front.access.events.tell(&Occurrence::SnapshotDeleted {
         name: name.to_string(),
-        reclaimed_bytes: deleted.reclaimable_bytes,
+        reclaimed_bytes: deleted.reclaimable_bytes.map(|bytes| bytes * u64::from(deleted.copies)),
     });
     Ok(Json(deleted))
 }

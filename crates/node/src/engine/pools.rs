@@ -84,6 +84,15 @@ impl State {
         known.find(|devices| is_of(devices, config)).cloned().unwrap_or_else(|| devices_of(config))
     }
 
+    fn problem_of(&self, name: &str) -> Option<String> {
+        let devices = self.key(self.desired.get(name)?);
+        match (self.held.get(&devices), self.attempts.get(&devices)) {
+            (Some(open), _) => Some(format!("pool {name} {}", open.problem()?)),
+            (None, Some(Attempt::Failed { why, .. })) => Some(format!("pool {name}: {why}")),
+            (None, _) => None,
+        }
+    }
+
     /// Notes the devices that pools have now.
     fn rename_keys(&mut self, desired: &[PoolConfig]) {
         for config in desired {
@@ -149,6 +158,10 @@ impl Drop for Previewing<'_> {
     }
 }
 
+/// The reason why a pool that has stopped is not opened again.
+const STILL_USED: &str = "has stopped, and other volumes still use it: run `sarsen volume reattach` for each of them. The last one \
+                          opens it again";
+
 impl Pools {
     pub(super) fn new(cores: PoolCores, memory: PoolMemory) -> Self {
         Self {
@@ -186,8 +199,17 @@ impl Pools {
                 Some(Attempt::Open(open)) => match open.upgrade() {
                     Some(open) if !open.pool.is_stopped() => return Ok(open),
                     // A pool that has stopped is opened again when its last volume has been closed.
-                    _ => {
-                        stopped = state.held.remove(&devices);
+                    open => {
+                        let own = usize::from(open.is_some())
+                            + usize::from(state.held.contains_key(&devices));
+                        let is_used =
+                            open.as_ref().is_some_and(|open| Arc::strong_count(open) > own);
+                        if is_used {
+                            drop(state);
+                            drop(open);
+                            return Err(StoreError::pool(&config.name, STILL_USED));
+                        }
+                        stopped = state.held.remove(&devices).or(open);
                         break;
                     }
                 },
@@ -361,15 +383,13 @@ impl Pools {
     /// Returns the pools with problems.
     pub(super) fn problems(&self) -> Vec<(MissingObject, String)> {
         let state = self.state();
-        let problem = |(name, config): (&String, &PoolConfig)| {
-            let devices = state.key(config);
-            let why = match (state.held.get(&devices), state.attempts.get(&devices)) {
-                (Some(open), _) => format!("pool {name} {}", open.problem()?),
-                (None, Some(Attempt::Failed { why, .. })) => format!("pool {name}: {why}"),
-                (None, _) => return None,
-            };
-            Some((MissingObject::Pool(name.clone()), why))
-        };
-        state.desired.iter().filter_map(problem).collect()
+        let problem =
+            |name: &String| Some((MissingObject::Pool(name.clone()), state.problem_of(name)?));
+        state.desired.keys().filter_map(problem).collect()
+    }
+
+    /// Returns the present problem of a desired pool, if it has one.
+    pub(crate) fn problem_of(&self, name: &str) -> Option<String> {
+        self.state().problem_of(name)
     }
 }

@@ -376,7 +376,7 @@ impl Occurrence {
                 let found = of(repaired_bytes, "repaired from other copies")
                     + &of(
                         differing_bytes,
-                        "without checksums differed between copies, and are equal now",
+                        "without checksums differed between copies, and are equal now (of two copies, nothing shows which was right)",
                     );
                 let lost = match lost_bytes {
                     0 => String::new(),

@@ -306,9 +306,11 @@ pub struct Snapshot {
     pub size_bytes: u64,
     /// Bytes of all chunks to which it refers. Others may refer to the same chunks.
     pub referenced_bytes: u64,
-    /// Bytes of the chunks to which nothing else refers: the deletion of this snapshot alone gives them back. Only if the
-    /// request asked for them.
+    /// Bytes of the chunks to which nothing else refers: the deletion of this snapshot alone gives them back, in each of its
+    /// copies. Only if the request asked for them.
     pub reclaimable_bytes: Option<u64>,
+    /// Number of copies of its data, each on another device.
+    pub copies: u8,
     /// Its creation, in seconds since 1970.
     pub created_unix_seconds: u64,
     /// Whether it is protected from deletion.

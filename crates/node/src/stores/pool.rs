@@ -21,7 +21,7 @@ use std::sync::{Arc, Weak, mpsc};
 use std::time::UNIX_EPOCH;
 
 use parking_lot::Mutex;
-use sarsen_block::Store;
+use sarsen_block::{Store, Usability};
 use sarsen_io::cores::Cores;
 use sarsen_io::{random, time};
 use sarsen_pool::{
@@ -595,11 +595,16 @@ impl OpenPool {
     pub(crate) fn problem(&self) -> Option<String> {
         let config = self.config();
         if self.pool.is_stopped() {
-            return Some(
-                "takes no writes: a device failed to write or to flush. Check its disk and the kernel's log, then run \
+            let failed = self
+                .files()
+                .into_iter()
+                .filter(|file| file.status().usability() != Usability::Usable);
+            let paths: Vec<_> = failed.map(|file| file.path().display().to_string()).collect();
+            let device = if paths.is_empty() { "a device".to_owned() } else { paths.join(", ") };
+            return Some(format!(
+                "takes no writes: {device} failed to write or to flush. Check its disk and the kernel's log, then run \
                  `sarsen volume reattach` for each of its volumes, or restart the server"
-                    .to_owned(),
-            );
+            ));
         }
         if let VolumeHealth::OutOfService { reason } = self.backing_health() {
             return Some(reason);
@@ -616,7 +621,7 @@ impl OpenPool {
                 return Some(reason);
             }
         }
-        if let Some(problem) = self.checksum_problem() {
+        if let Some(problem) = self.damage_problem().or_else(|| self.checksum_problem()) {
             return Some(problem);
         }
         let used = space.size_bytes.saturating_sub(space.free_bytes);

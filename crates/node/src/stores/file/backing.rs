@@ -143,12 +143,12 @@ impl BackingProblem {
             Self::Deleted => format!(
                 "is out of service: {path} was deleted while it was served. Its data is still in {open_file}, until \
                  the volume is re-attached or the server ends: copy it (cp --sparse=always {open_file} {path}), \
-                 then run `sarsen volume reattach NAME`, or restart the server"
+                 then run `sarsen volume reattach` for each volume that uses it, or restart the server"
             ),
             Self::Replaced => format!(
                 "is out of service: {path} is another file than the one that was opened. The data of the opened \
                  file is still in {open_file}, until the volume is re-attached or the server ends: copy the data \
-                 that you need, then run `sarsen volume reattach NAME` to serve the new file, or restart the server"
+                 that you need, then run `sarsen volume reattach` for each volume that uses it to serve the new file, or restart the server"
             ),
             Self::Moved => format!(
                 "is out of service: there is no {path} any more: its file was moved, or its file system was \
@@ -156,7 +156,7 @@ impl BackingProblem {
             ),
             Self::Truncated { length } => format!(
                 "is out of service: {path} was truncated while it was served: it had {length} bytes of {whole}. \
-                 Restore its data, then run `sarsen volume reattach NAME`, or restart the server"
+                 Restore its data, then run `sarsen volume reattach` for each volume that uses it, or restart the server"
             ),
         }
     }

@@ -31,6 +31,8 @@ struct Known {
     is_lost: bool,
     /// The state says so.
     is_remembered: bool,
+    /// The damage to metadata with which a scrub ended, unless a later one was complete.
+    damage: Option<String>,
     /// What had been counted when the last complete scrub began that found nothing of it.
     checked: Counts,
 }
@@ -76,6 +78,7 @@ impl OpenPool {
         {
             let mut known = self.losses.known.lock();
             known.is_lost = !is_intact;
+            known.damage = None;
             if is_intact {
                 known.checked.lost = before.lost;
                 if now.errors == before.errors {
@@ -84,6 +87,22 @@ impl OpenPool {
             }
         }
         self.store_losses().await;
+    }
+
+    /// Notes that a scrub ended early, because metadata is damaged.
+    pub(super) fn note_damage(&self, what: &str) {
+        self.losses.known.lock().damage = Some(what.to_owned());
+    }
+
+    /// Returns the problem of damaged metadata, if a scrub has found any.
+    pub(super) fn damage_problem(&self) -> Option<String> {
+        let known = self.losses.known.lock();
+        let (what, name) = (known.damage.as_ref()?, self.config().name);
+        Some(format!(
+            "has damaged metadata, of which no copy is intact: {what}. Reads and writes that need it fail. Copy what can be read \
+             to another pool. `sarsen pool check` shows all damage when the pool is not served; a complete `sarsen pool scrub \
+             {name}` ends this problem"
+        ))
     }
 
     /// Begins to remember that data was lost, unless that was done. It waits for no disk.

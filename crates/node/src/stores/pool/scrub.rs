@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use sarsen_io::time;
-use sarsen_pool::Scrubbed;
+use sarsen_pool::{PoolError, Scrubbed};
 use tokio::sync::oneshot;
 use tracing::{info, warn};
 
@@ -56,6 +56,9 @@ impl OpenPool {
             let name = open.config().name;
             if let Ok(scrubbed) = &result {
                 open.note_scrub(before, scrubbed).await;
+            }
+            if let Err(PoolError::Damaged { what }) = &result {
+                open.note_damage(what);
             }
             let result = result.map_err(|error| error.to_string());
             match &result {
