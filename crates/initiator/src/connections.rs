@@ -28,6 +28,7 @@ pub(crate) struct Route {
     /// The algorithms that authenticated the identity.
     pub(crate) algorithms: Vec<Algorithm>,
     pub(crate) answer_limit: Duration,
+    pub(crate) silence_limit: Option<Duration>,
 }
 
 /// Opens connections until there are `wanted`, or as many as the target permits, and from then on replaces lost
@@ -73,6 +74,7 @@ async fn recover_all(shared: &Arc<Shared>, way: &Route, wanted: usize) {
                 tracing::debug!(%error, "no further connection yet");
                 let later = time::sleep_until(time::now() + pause);
                 tokio::select! {
+                    biased;
                     () = later => {}
                     () = shared.changed.notified() => {}
                 }
@@ -106,7 +108,7 @@ async fn recover(shared: &Arc<Shared>, way: &Route, loss: &Loss) -> Result<(), S
         let asked = {
             let state = &mut shared.state();
             let asked = state.machine.remove(loss.connection);
-            state.wake(None);
+            state.wake();
             asked
         };
         if asked {
@@ -160,7 +162,7 @@ async fn log_in(
         let stream = dial(&way.portal).await?;
         let Some(connection) = begin(shared, way) else { return Err(SessionError::LoggedOut) };
         let mut attempt = Attempt { shared, connection, joined: false };
-        let mut link = Link::new(stream, connection);
+        let mut link = Link::new(stream, connection, way.silence_limit);
         link.join(shared).await?;
         attempt.joined = true;
         Ok(link)

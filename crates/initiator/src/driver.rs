@@ -2,9 +2,10 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sarsen_io::net::Stream;
+use sarsen_io::time;
 use sarsen_proto::iscsi::initiator::{Cid, Event, LEADING, LoginOptions, Session as Machine};
 
 use crate::error::SessionError;
@@ -31,11 +32,24 @@ pub(crate) struct Link {
     stream: Stream,
     connection: Cid,
     scratch: Vec<u8>,
+    /// How long the target may send nothing.
+    silence_limit: Option<Duration>,
+    /// Time of the last bytes from the target.
+    heard: Instant,
+    /// The target was pinged since then.
+    is_asked: bool,
 }
 
 impl Link {
-    pub(crate) fn new(stream: Stream, connection: Cid) -> Self {
-        Self { stream, connection, scratch: vec![0; SCRATCH_LENGTH] }
+    pub(crate) fn new(stream: Stream, connection: Cid, silence_limit: Option<Duration>) -> Self {
+        Self {
+            stream,
+            connection,
+            scratch: vec![0; SCRATCH_LENGTH],
+            silence_limit,
+            heard: time::now(),
+            is_asked: false,
+        }
     }
 
     /// Logs a session in over its leading connection. Also returns the time at which the security stage ended.
@@ -45,13 +59,13 @@ impl Link {
     ) -> Result<(Machine, Instant), SessionError> {
         let mut machine = Machine::new(options);
         debug_assert_eq!(self.connection, LEADING);
-        let mut secure = sarsen_io::time::now();
+        let mut secure = time::now();
         loop {
             let progress = self.send(&mut machine)?;
             self.receive(&mut machine)?;
             while let Some(event) = machine.poll_event() {
                 match event {
-                    Event::SecurityPassed => secure = sarsen_io::time::now(),
+                    Event::SecurityPassed => secure = time::now(),
                     Event::LoggedIn => return Ok((machine, secure)),
                     _ => {}
                 }
@@ -75,7 +89,7 @@ impl Link {
                 let progress = self.send(&mut state.machine)?;
                 self.receive(&mut state.machine)?;
                 shared.deliver(state);
-                state.wake(Some(self.connection));
+                state.wake_others(self.connection, progress == SendProgress::Blocked);
                 if state.machine.is_connected(self.connection) {
                     return Ok(());
                 }
@@ -101,6 +115,7 @@ impl Link {
                         biased;
                         result = self.ready(progress) => result,
                         result = woken => result,
+                        () = self.silence() => self.ask(&shared),
                     };
                     if let Err(error) = result {
                         break error;
@@ -115,6 +130,27 @@ impl Link {
         shared.note_end(connection, error);
     }
 
+    /// Waits until the target has been silent for too long.
+    async fn silence(&self) {
+        match self.silence_limit {
+            Some(limit) if self.is_asked => time::sleep_until(self.heard + limit).await,
+            Some(limit) => time::sleep_until(self.heard + limit / 2).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Pings a silent target. An error means that it has not answered.
+    fn ask(&mut self, shared: &Shared) -> Result<(), SessionError> {
+        if self.is_asked {
+            return Err(lost(io::ErrorKind::TimedOut.into()));
+        }
+        self.is_asked = true;
+        let token = shared.token();
+        // Any byte is an answer, so nothing waits for this one.
+        shared.state().machine.ping_over(self.connection, token);
+        Ok(())
+    }
+
     /// Sends and receives until no data is left, or the socket is full.
     fn serve_once(&mut self, shared: &Shared) -> Result<SendProgress, SessionError> {
         loop {
@@ -126,7 +162,7 @@ impl Link {
             let progress = self.send(&mut state.machine)?;
             self.receive(&mut state.machine)?;
             shared.deliver(state);
-            state.wake(Some(self.connection));
+            state.wake_others(self.connection, progress == SendProgress::Blocked);
             if !state.machine.is_connected(self.connection) {
                 return Err(SessionError::LoggedOut);
             }
@@ -180,6 +216,7 @@ impl Link {
             match self.stream.try_receive(landing, &mut self.scratch) {
                 Ok(0) => return Err(lost(io::ErrorKind::UnexpectedEof.into())),
                 Ok(count) => {
+                    (self.heard, self.is_asked) = (time::now(), false);
                     let landed = count.min(wanted);
                     machine.landed(self.connection, landed);
                     machine.handle_input(self.connection, &self.scratch[..count - landed])?;

@@ -261,6 +261,21 @@ pub enum SessionError {
 const BUSY: u8 = 0x08;
 /// The same, because the task set is full.
 const TASK_SET_FULL: u8 = 0x28;
+/// Another initiator has ended the command.
+const TASK_ABORTED: u8 = 0x40;
+
+/// "Logical unit not ready", for any cause.
+const NOT_READY: u8 = 0x04;
+
+const fn is_busy_status(status: u8) -> bool {
+    matches!(status, BUSY | TASK_SET_FULL | TASK_ABORTED)
+}
+
+/// Returns whether the unit did not carry the command out now, and may a little later.
+pub(crate) fn is_busy(completion: &Completion) -> bool {
+    let is_not_ready = |sense: Sense| sense.key == SenseKey::NotReady && sense.asc == NOT_READY;
+    is_busy_status(completion.status) || Sense::of(completion).is_some_and(is_not_ready)
+}
 
 impl SessionError {
     /// Returns the sense data, if the target sent any.
@@ -284,7 +299,7 @@ impl SessionError {
                 sense.key,
                 SenseKey::NotReady | SenseKey::UnitAttention | SenseKey::AbortedCommand
             ),
-            Self::Status(status) => matches!(*status, BUSY | TASK_SET_FULL),
+            Self::Status(status) => is_busy_status(*status),
             _ => false,
         }
     }

@@ -76,7 +76,9 @@ pub(crate) async fn establish(
     loop {
         let mut login = options.login(target);
         login.authentication = identity.map(|identity| identity.authentication(&algorithms));
-        match in_time(&portal, options.answer_limit, attempt(&portal, login)).await {
+        match in_time(&portal, options.answer_limit, attempt(&portal, login, options.silence_limit))
+            .await
+        {
             Ok(established) => return Ok(Established { algorithms, ..established }),
             Err(SessionError::Connection(ConnectionError::Login(LoginError::Redirected {
                 address,
@@ -107,9 +109,13 @@ pub(crate) async fn establish(
     }
 }
 
-async fn attempt(portal: &Portal, login: LoginOptions) -> Result<Established, SessionError> {
+async fn attempt(
+    portal: &Portal,
+    login: LoginOptions,
+    silence_limit: Option<Duration>,
+) -> Result<Established, SessionError> {
     let begun = time::now();
-    let mut link = Link::new(dial(portal).await?, LEADING);
+    let mut link = Link::new(dial(portal).await?, LEADING, silence_limit);
     let connected = time::now();
     let (machine, secure) = link.log_in(login).await.map_err(|error| refusal(portal, error))?;
     let times = LoginTimes {

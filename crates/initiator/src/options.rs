@@ -36,6 +36,9 @@ pub struct SessionOptions {
     /// that fails its digest. At level 2 the session recovers a lost connection, and commands do not fail. At level 0,
     /// or when recovery fails, the session is lost, too, and `reconnect_limit` applies.
     pub error_recovery_level: u8,
+    /// How long a target may send nothing over a connection before the connection is taken for lost. After half of this time the
+    /// target is pinged. `None` waits as long as TCP does.
+    pub silence_limit: Option<Duration>,
     /// The time limit of connection and login together, and then of each discovery and logout.
     pub answer_limit: Duration,
 }
@@ -51,6 +54,7 @@ impl Default for SessionOptions {
             reconnect_limit: None,
             connections: 1,
             error_recovery_level: 0,
+            silence_limit: Some(Duration::from_secs(30)),
             answer_limit: Duration::from_secs(15),
         }
     }

@@ -26,7 +26,7 @@ use sarsen_block::{Buffer, StoreStatus, Usability};
 use sarsen_io::time;
 use sarsen_proto::iscsi::initiator::Completion;
 
-use crate::error::{Sense, SenseKey, SessionError};
+use crate::error::{Sense, SenseKey, SessionError, is_busy};
 use crate::options::SessionOptions;
 use crate::session::{FIRST_PAUSE, LONGEST_PAUSE, Login};
 use crate::unit::{
@@ -35,7 +35,8 @@ use crate::unit::{
 use crate::url::Url;
 use kept::{LockedBlocks, Unflushed, VolatileWrite, WriteRangeLocks};
 
-/// A command that loses this many connections fails: the command itself may break them.
+/// A command fails that loses so many connections, and for longer than the session tries to log in: the command itself may break
+/// them.
 const REPEAT_LIMIT: u32 = 8;
 /// "Power on, reset, or bus device reset occurred" and "power on occurred", with their qualifiers.
 const POWER_ON_OR_RESET: (u8, u8) = (0x29, 0x00);
@@ -224,6 +225,8 @@ impl Paths {
         command: &PreparedCommand,
         repeats: bool,
     ) -> Result<Completion, SessionError> {
+        let deadline = time::now() + self.limit.unwrap_or_default();
+        let mut pause = FIRST_PAUSE;
         for attempt in 1.. {
             let login = self.unit.session().login();
             let mut is_sent = false;
@@ -236,10 +239,16 @@ impl Paths {
             };
             let error = match result {
                 Err(error) if error.is_connection_lost() => error,
+                Ok(completion) if repeats && is_busy(&completion) && time::now() < deadline => {
+                    time::sleep_until(time::now() + pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    continue;
+                }
                 result => return result,
             };
             // A command that was not sent may always be sent again.
-            if attempt == REPEAT_LIMIT || (is_sent && !repeats) {
+            let is_hopeless = attempt >= REPEAT_LIMIT && time::now() >= deadline;
+            if is_hopeless || (is_sent && !repeats) {
                 return Err(error);
             }
             let next = self.unit.session().next_login(login.generation, error).await;

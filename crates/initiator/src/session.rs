@@ -224,8 +224,8 @@ async fn log_in_once(
     let Established { link, machine, portal, algorithms, times } =
         establish(&url.portal, &target, options, identity.as_ref()).await?;
     let login = spawn(link, machine);
-    let answer_limit = options.answer_limit;
-    let route = Route { portal: portal.clone(), identity, algorithms, answer_limit };
+    let (answer_limit, silence_limit) = (options.answer_limit, options.silence_limit);
+    let route = Route { portal: portal.clone(), identity, algorithms, answer_limit, silence_limit };
     connections::maintain(&login.shared, route, options.connections).await;
     Ok((login, portal, times))
 }

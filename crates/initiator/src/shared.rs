@@ -1,7 +1,7 @@
 //! The state that a login, the tasks of its connections and the waiting callers share. The tasks run on the core that
 //! logged in; callers may be on any core.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, ErrorKind};
 use std::pin::pin;
 use std::sync::Arc;
@@ -42,17 +42,24 @@ pub(crate) struct Shared {
 /// The part under the lock, which no task holds while it waits.
 pub(crate) struct State {
     pub(crate) machine: Machine,
-    waiters: HashMap<Token, oneshot::Sender<Event>>,
+    waiters: BTreeMap<Token, oneshot::Sender<Event>>,
     /// Commands that wait because the window is full.
     queue: VecDeque<(CommandRequest, Token)>,
     next_token: u64,
-    /// Notifies each connection that there is data to send.
-    wakes: Vec<(Cid, Arc<Notify>)>,
+    /// How each connection is notified that there is data to send.
+    wakes: Vec<Wake>,
     /// Losses that no task has handled yet.
     pub(crate) losses: VecDeque<Loss>,
     leaving: bool,
     /// The reason why the login ended.
     ended: Option<SessionError>,
+}
+
+struct Wake {
+    connection: Cid,
+    notify: Arc<Notify>,
+    /// Its socket is full: it wakes when there is space.
+    is_blocked: bool,
 }
 
 /// A login whose connections are closed when this is dropped.
@@ -64,6 +71,15 @@ impl Drop for LoginGuard {
     fn drop(&mut self) {
         self.shared.end(SessionError::LoggedOut);
         self.shared.tasks.lock().iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl Wake {
+    fn notify_of(&self, machine: &mut Machine) {
+        let has_data = machine.output(self.connection).is_some_and(|output| !output.is_empty());
+        if has_data && !self.is_blocked {
+            self.notify.notify_one();
+        }
     }
 }
 
@@ -97,12 +113,20 @@ impl State {
         self.machine.output(connection).is_none_or(|output| output.is_empty())
     }
 
-    /// Wakes the connections that have data to send; `but` is awake already.
-    pub(crate) fn wake(&mut self, but: Option<Cid>) {
-        for (connection, wake) in &self.wakes {
-            let idle = Some(*connection) != but;
-            if idle && self.machine.output(*connection).is_some_and(|output| !output.is_empty()) {
-                wake.notify_one();
+    /// Wakes the connections that have data to send.
+    pub(crate) fn wake(&mut self) {
+        for wake in &self.wakes {
+            wake.notify_of(&mut self.machine);
+        }
+    }
+
+    /// Does the same for the others of a connection that has sent what it could.
+    pub(crate) fn wake_others(&mut self, awake: Cid, is_blocked: bool) {
+        for wake in &mut self.wakes {
+            if wake.connection == awake {
+                wake.is_blocked = is_blocked;
+            } else {
+                wake.notify_of(&mut self.machine);
             }
         }
     }
@@ -154,7 +178,7 @@ impl Shared {
     pub(crate) fn new(machine: Machine) -> Self {
         let state = State {
             machine,
-            waiters: HashMap::new(),
+            waiters: BTreeMap::new(),
             queue: VecDeque::new(),
             next_token: LOGOUT.0 + 1,
             wakes: Vec::new(),
@@ -213,12 +237,12 @@ impl Shared {
     /// Returns the notification that there is data to send over this connection.
     pub(crate) fn wake_of(&self, connection: Cid) -> Arc<Notify> {
         let wakes = &mut self.state().wakes;
-        if let Some((_, wake)) = wakes.iter().find(|(of, _)| *of == connection) {
-            return wake.clone();
+        if let Some(wake) = wakes.iter().find(|wake| wake.connection == connection) {
+            return wake.notify.clone();
         }
-        let wake = Arc::new(Notify::new());
-        wakes.push((connection, wake.clone()));
-        wake
+        let notify = Arc::new(Notify::new());
+        wakes.push(Wake { connection, notify: notify.clone(), is_blocked: false });
+        notify
     }
 
     /// Delivers events to the waiting callers.
@@ -243,7 +267,7 @@ impl Shared {
             state.waiters.insert(token, sender);
             start(&mut state);
             self.deliver(&mut state);
-            state.wake(None);
+            state.wake();
             receiver
         };
         match receiver.await {
@@ -292,7 +316,7 @@ impl Shared {
         state.ended.get_or_insert(error);
         state.queue.clear();
         state.waiters.clear();
-        state.wakes.iter().for_each(|(_, wake)| wake.notify_one());
+        state.wakes.iter().for_each(|wake| wake.notify.notify_one());
         self.changed.notify_one();
         self.over.notify_waiters();
     }
@@ -302,7 +326,7 @@ impl Shared {
         let at = sarsen_io::time::now();
         let mut state = self.state();
         self.deliver(&mut state);
-        state.wakes.retain(|(of, _)| *of != connection);
+        state.wakes.retain(|wake| wake.connection != connection);
         // After its answer to a logout the target closes the connections: that is not a loss.
         if state.machine.is_logged_out() {
             self.end_locked(&mut state, SessionError::LoggedOut);
@@ -314,7 +338,7 @@ impl Shared {
                 state.losses.push_back(Loss { connection, at, error });
             }
             self.deliver(&mut state);
-            state.wake(None);
+            state.wake();
             self.changed.notify_one();
         }
     }

@@ -63,7 +63,11 @@ impl Stream {
 
     /// See [`SocketStream::connect`].
     pub async fn connect(address: SocketAddr) -> io::Result<Self> {
-        SocketStream::connect(address).await.map(Self::from)
+        let simulated = CONNECTOR.with_borrow(|connector| Some(connector.as_ref()?(address)));
+        match simulated {
+            Some(simulated) => simulated.await,
+            None => SocketStream::connect(address).await.map(Self::from),
+        }
     }
 
     /// See [`SocketStream::accept_tls`]. Simulated streams are not encrypted.
@@ -226,6 +230,19 @@ impl Listener {
             Listening::Simulated(_) => std::future::pending().await,
         }
     }
+}
+
+/// Opens a simulated connection to an address.
+type Connector = Box<dyn Fn(SocketAddr) -> LocalFuture<io::Result<Stream>>>;
+
+thread_local! {
+    /// Opens the connections of the thread, if the simulation does.
+    static CONNECTOR: RefCell<Option<Connector>> = const { RefCell::new(None) };
+}
+
+/// Makes the simulation open all connections of this thread from here on.
+pub fn set_connector(connect: impl Fn(SocketAddr) -> LocalFuture<io::Result<Stream>> + 'static) {
+    CONNECTOR.set(Some(Box::new(connect)));
 }
 
 thread_local! {

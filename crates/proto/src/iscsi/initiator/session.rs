@@ -390,6 +390,14 @@ impl Session {
         self.over_one(token, |link, core| link.ping(core, token));
     }
 
+    /// Sends a ping over this connection, unless it is not logged in.
+    pub fn ping_over(&mut self, connection: Cid, token: Token) {
+        let link = self.links.iter_mut().find(|link| link.cid == connection.0);
+        if let Some(link) = link.filter(|link| link.is_full_feature()) {
+            link.ping(&mut self.core, token);
+        }
+    }
+
     /// Sends text: pairs of keys and values, each terminated by a zero byte. Maximum: 8 KiB.
     pub fn text(&mut self, text: &[u8], token: Token) {
         self.over_one(token, |link, core| link.text(core, text, token));
