@@ -32,6 +32,7 @@ mod runner;
 mod server;
 mod session;
 mod stamp;
+mod store;
 mod tally;
 mod world;
 

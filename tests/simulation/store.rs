@@ -1,0 +1,367 @@
+//! A unit as the store of an initiator that logs in again: connections are cut and become silent, and the server loses
+//! its power with all data that was not flushed. Workers read and write their own blocks, several requests at a time.
+//! Each read must return what a register would: the last write that was acknowledged, or one that overlaps in time. No
+//! write that ended may be there after a later one (a ghost), and no write may be seen again after another one was seen.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use sarsen_block::{Buffer, Durability, Extent, LocalFuture, Rng, Store as _};
+use sarsen_initiator::{IscsiStore, SessionOptions};
+use sarsen_io::net::Stream;
+use sarsen_io::{simulation, time};
+use sarsen_proto::iscsi::target::Settings;
+
+use crate::disk::{Disk, DiskTraits};
+use crate::network::NetworkTraits;
+use crate::runner::{assert_met, each, isolated, on_stopped_time};
+use crate::server::{Server, TARGET};
+use crate::stamp;
+use crate::tally::Counters;
+
+/// The number of seeds of every gate, and of the full one.
+const SEEDS: u64 = 200;
+const MANY_SEEDS: u64 = 10_000;
+/// Maximum duration of a seed in simulated time; a longer seed hangs.
+const LIMIT: Duration = Duration::from_secs(24 * 3_600);
+/// Blocks of a worker: so few that its requests overlap.
+const PART: u64 = 5;
+/// Maximum number of requests that a worker has open.
+const DEPTH: usize = 6;
+
+/// Events that the seeds of every gate must include.
+const MET: [&str; 7] = [
+    "power failures",
+    "orderly ends",
+    "logins again",
+    "reads during writes",
+    "requests during a power failure",
+    "durable writes",
+    "sessions of 3 connections",
+];
+
+/// A write to one block.
+struct Written {
+    stamp: u64,
+    begun: Instant,
+    /// When it was acknowledged. `None` if it is under way.
+    acknowledged: Option<Instant>,
+}
+
+/// A read of one block that has ended.
+struct Seen {
+    stamp: u64,
+    begun: Instant,
+    ended: Instant,
+}
+
+/// The contents of a worker's blocks, as a client knows them.
+struct Registers {
+    blocks: BTreeMap<u64, Vec<Written>>,
+    seen: BTreeMap<u64, Vec<Seen>>,
+}
+
+impl Registers {
+    fn new(blocks: impl Iterator<Item = u64>, now: Instant) -> Self {
+        let zero = || vec![Written { stamp: stamp::ZERO, begun: now, acknowledged: Some(now) }];
+        Self { blocks: blocks.map(|lba| (lba, zero())).collect(), seen: BTreeMap::new() }
+    }
+
+    fn begin(&mut self, extent: Extent, stamp: u64) {
+        for (_, writes) in self.blocks.range_mut(extent.lba.0..extent.end()) {
+            writes.push(Written { stamp, begun: time::now(), acknowledged: None });
+        }
+    }
+
+    /// Notes that a write was acknowledged, and forgets what can no longer be read by reads that begin now.
+    fn end(&mut self, extent: Extent, stamp: u64, oldest_read: Instant) {
+        let now = time::now();
+        for (_, writes) in self.blocks.range_mut(extent.lba.0..extent.end()) {
+            let own =
+                writes.iter_mut().find(|one| one.stamp == stamp && one.acknowledged.is_none());
+            own.expect("it was begun").acknowledged = Some(now);
+            let since =
+                writes.iter().filter(|one| one.acknowledged.is_some_and(|at| at < oldest_read));
+            let Some(since) = since.map(|one| one.begun).max() else { continue };
+            writes.retain(|one| one.acknowledged.is_none_or(|at| at >= since));
+        }
+    }
+
+    /// Checks what a read of a block returned that began at this time and ended now.
+    fn check(&mut self, lba: u64, content: &[u8], begun: Instant) {
+        let found = stamp::of(lba, content);
+        let writes = &self.blocks[&lba];
+        // A write is hidden by one that began after its end, and that ended before the read began.
+        let is_hidden = |one: &Written| {
+            let ended = one.acknowledged;
+            writes.iter().any(|later| {
+                ended.is_some_and(|ended| later.begun > ended)
+                    && later.acknowledged.is_some_and(|at| at < begun)
+            })
+        };
+        let is_possible = writes.iter().any(|one| Some(one.stamp) == found && !is_hidden(one));
+        assert!(
+            is_possible,
+            "block {lba} has {found:?}; written: {:?}",
+            writes.iter().map(|one| (one.stamp, one.acknowledged.is_some())).collect::<Vec<_>>()
+        );
+        let Some(stamp) = found.filter(|&stamp| stamp != stamp::ZERO) else { return };
+        let seen = self.seen.entry(lba).or_default();
+        let is_between = |other: &Seen| {
+            let first = seen.iter().filter(|one| one.stamp == stamp).map(|one| one.ended).min();
+            other.stamp != stamp
+                && other.ended < begun
+                && first.is_some_and(|first| first < other.begun)
+        };
+        let other = seen.iter().find(|other| is_between(other)).map(|other| other.stamp);
+        assert!(other.is_none(), "block {lba} had {stamp}, then {other:?}, and has {stamp} again");
+        seen.push(Seen { stamp, begun, ended: time::now() });
+    }
+}
+
+/// The parties of a seed.
+struct World {
+    server: Server,
+    network: NetworkTraits,
+    rng: RefCell<Rng>,
+    stamps: Cell<u64>,
+    open: Cell<usize>,
+    connections: Cell<u32>,
+    tally: RefCell<Counters>,
+}
+
+impl World {
+    fn count(&self, what: &str) {
+        self.tally.borrow_mut().count(what);
+    }
+}
+
+async fn pause(rng: &mut Rng, max_ms: u64) {
+    let pause = Duration::from_millis(rng.below(max_ms));
+    time::sleep_until(time::now() + pause).await;
+}
+
+/// Reads and writes blocks from `first` on.
+async fn work(world: Rc<World>, store: Rc<IscsiStore>, first: u64, mut rng: Rng) {
+    let registers = RefCell::new(Registers::new(first..first + PART, time::now()));
+    let reads: RefCell<BTreeMap<u64, Instant>> = RefCell::default();
+    let mut open = FuturesUnordered::<Pin<Box<dyn Future<Output = ()>>>>::new();
+    let mut left = 20 + rng.below(60);
+    while left > 0 || !open.is_empty() {
+        if left == 0 || open.len() >= DEPTH || (!open.is_empty() && rng.chance(40)) {
+            open.next().await;
+            continue;
+        }
+        left -= 1;
+        let count = 1 + rng.below(4);
+        let extent = Extent::new(first + rng.below(PART - count + 1), count);
+        world.stamps.set(world.stamps.get() + 1);
+        let (number, kind) = (world.stamps.get(), rng.below(100));
+        let (world, store, registers, reads) = (&world, &store, &registers, &reads);
+        let delay = if rng.chance(70) { 0 } else { rng.below(1_000) };
+        open.push(Box::pin(async move {
+            time::sleep_until(time::now() + Duration::from_millis(delay)).await;
+            world.open.set(world.open.get() + 1);
+            let begun = time::now();
+            let durability = if kind % 3 == 0 { Durability::Durable } else { Durability::Volatile };
+            match kind {
+                ..45 => {
+                    if world.open.get() > 1 {
+                        world.count("reads during writes");
+                    }
+                    reads.borrow_mut().insert(number, begun);
+                    let read = store.read(extent).wait().await;
+                    reads.borrow_mut().remove(&number);
+                    let data = read.unwrap_or_else(|error| panic!("a read: {error}"));
+                    let mut bytes = vec![0; data.len()];
+                    data.copy_out(0, &mut bytes);
+                    for (lba, block) in (extent.lba.0..).zip(bytes.chunks(stamp::BLOCK)) {
+                        registers.borrow_mut().check(lba, block, begun);
+                    }
+                }
+                45..90 => {
+                    let is_zero = kind >= 82;
+                    let stamp = if is_zero { stamp::ZERO } else { number };
+                    registers.borrow_mut().begin(extent, stamp);
+                    let written = if is_zero {
+                        store.write_zeroes(extent, durability)
+                    } else {
+                        let blocks = extent.lba.0..extent.end();
+                        let data: Vec<u8> =
+                            blocks.flat_map(|lba| stamp::block(lba, stamp)).collect();
+                        store.write(extent, Buffer::copy_of(&data).into(), durability)
+                    };
+                    written.wait().await.unwrap_or_else(|error| panic!("a write: {error}"));
+                    if durability == Durability::Durable {
+                        world.count("durable writes");
+                    }
+                    let oldest = reads.borrow().values().min().copied();
+                    registers.borrow_mut().end(extent, stamp, oldest.unwrap_or_else(time::now));
+                }
+                _ => {
+                    let flushed = store.flush().wait().await;
+                    flushed.unwrap_or_else(|error| panic!("a flush: {error}"));
+                }
+            }
+            world.open.set(world.open.get() - 1);
+        }));
+    }
+    for lba in first..first + PART {
+        let begun = time::now();
+        let read = store.read(Extent::new(lba, 1)).wait().await;
+        let data = read.unwrap_or_else(|error| panic!("the last read: {error}"));
+        let mut bytes = vec![0; data.len()];
+        data.copy_out(0, &mut bytes);
+        registers.borrow_mut().check(lba, &bytes, begun);
+    }
+}
+
+/// Cuts the power of the server, or ends it in order, some times.
+async fn fail(world: Rc<World>, mut rng: Rng) {
+    for _ in 0..rng.below(5) {
+        pause(&mut rng, 20_000).await;
+        if world.open.get() > 0 {
+            world.count("requests during a power failure");
+        }
+        if rng.chance(25) {
+            let grace = Duration::from_millis(rng.below(5_000));
+            world.server.end_in_order(grace, true).await;
+            world.count("orderly ends");
+        } else {
+            world.server.crash();
+            world.count("power failures");
+        }
+        pause(&mut rng, 3_000).await;
+        world.server.start();
+    }
+}
+
+async fn scenario(seed: u64) -> Counters {
+    let mut rng = Rng::new(seed);
+    let workers = 1 + rng.below(4);
+    let traits = DiskTraits {
+        block_count: workers * PART,
+        is_volatile: rng.chance(80),
+        hiccups_per_mille: if rng.chance(50) { 0 } else { rng.below(100) },
+        errors_per_mille: 0,
+        stops_per_mille: 0,
+        ..DiskTraits::draw(&mut rng)
+    };
+    let network = NetworkTraits { flips_per_mille: 0, ..NetworkTraits::forecast(&mut rng) };
+    let mut settings = Settings::default();
+    settings.offer.default_time2wait = rng.below(3) as u32;
+    settings.offer.default_time2retain = 1 + rng.below(20) as u32;
+    let disk = Disk::new(traits, &mut rng, None);
+    let world = Rc::new(World {
+        server: Server::new(vec![disk], settings, &mut rng),
+        network,
+        rng: RefCell::new(Rng::new(rng.bits())),
+        stamps: Cell::new(0),
+        open: Cell::new(0),
+        connections: Cell::new(0),
+        tally: RefCell::default(),
+    });
+    world.server.start();
+    let connecting = world.clone();
+    simulation::set_connector(move |_: SocketAddr| -> LocalFuture<std::io::Result<Stream>> {
+        let world = connecting.clone();
+        Box::pin(async move {
+            let mut rng = Rng::new(world.rng.borrow_mut().bits());
+            let side = world.server.connect(&mut rng, &world.network, false).await?;
+            world.connections.set(world.connections.get() + 1);
+            Ok(Stream::simulated(side))
+        })
+    });
+    let connections = 1 + rng.below(3) as u32;
+    let options = SessionOptions {
+        reconnect_limit: Some(LIMIT),
+        // Shorter than some stalls.
+        silence_limit: Some(Duration::from_secs(2 + rng.below(20))),
+        answer_limit: Duration::from_secs(5 + rng.below(30)),
+        connections,
+        error_recovery_level: rng.below(3) as u8,
+        ..SessionOptions::default()
+    };
+    let url = format!("iscsi://192.0.2.1:3260/{TARGET}/0").parse().expect("a URL");
+    let store = loop {
+        match IscsiStore::connect(&url, &options).await {
+            Ok(store) => break Rc::new(store),
+            // The first login is not repeated.
+            Err(error) if error.is_connection_lost() => {}
+            Err(sarsen_initiator::SessionError::TimedOut { .. }) => {}
+            Err(error) => panic!("the first login: {error}"),
+        }
+    };
+    if connections == 3 {
+        world.count("sessions of 3 connections");
+    }
+    let first = world.connections.get();
+    let failing = tokio::task::spawn_local(fail(world.clone(), Rng::new(rng.bits())));
+    let workers: Vec<_> = (0..workers)
+        .map(|worker| {
+            let rng = Rng::new(rng.bits());
+            tokio::task::spawn_local(work(world.clone(), store.clone(), worker * PART, rng))
+        })
+        .collect();
+    let limit = time::now() + LIMIT;
+    for worker in workers {
+        tokio::select! {
+            biased;
+            ended = worker => ended.expect("it would have said why"),
+            () = time::sleep_until(limit) => panic!("a worker hangs"),
+        }
+    }
+    failing.abort();
+    let _ = failing.await;
+    if world.connections.get() > first {
+        world.count("logins again");
+    }
+    drop(store);
+    // Its tasks end, and the server's.
+    let mut turns = 8;
+    poll_fn(|context| {
+        context.waker().wake_by_ref();
+        turns -= 1;
+        if turns == 0 { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    world.tally.borrow().clone()
+}
+
+fn run(seed: u64) -> Result<Counters, String> {
+    isolated(seed, "store::a_seed", move || on_stopped_time(seed, scenario(seed)))
+}
+
+fn all(seeds: std::ops::RangeInclusive<u64>) {
+    let mut tally = Counters::default();
+    each(seeds, run).iter().for_each(|one| tally.add(one));
+    assert_met(&tally, &MET);
+    println!("{tally}");
+}
+
+#[test]
+fn a_store_is_a_register_whatever_happens_to_its_connections() {
+    all(1..=SEEDS);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn a_store_is_a_register_whatever_happens_to_its_connections_for_many_seeds() {
+    all(1..=MANY_SEEDS);
+}
+
+/// Runs the selected seed, or the first.
+#[test]
+fn a_seed_of_a_store_runs_the_same_again() {
+    let named = std::env::var("SARSEN_SEED").ok();
+    let seed = named.map_or(1, |seed| seed.parse().expect("SARSEN_SEED is a number"));
+    let [first, second] = [(); 2].map(|()| run(seed).unwrap_or_else(|failure| panic!("{failure}")));
+    assert_eq!(first, second, "seed {seed} ran differently the second time");
+}
