@@ -7,8 +7,9 @@ use anyhow::{Result, ensure};
 use sarsen_block::{
     BlockError, Buffer, Durability, Extent, InvalidRequest, Io, Store, Usability, conformance,
 };
-use sarsen_initiator::{IscsiStore, Session, SessionOptions};
+use sarsen_initiator::{IscsiStore, Session, SessionOptions, Unit};
 use sarsen_io::cores::{FileEngine, block_on};
+use sarsen_io::threads;
 use sarsen_node::Server;
 use sarsen_node::config::{Config, TargetConfig, parse_portal, parse_volume};
 use sarsen_proof::serving::pool_in;
@@ -62,17 +63,13 @@ fn another_core_can_use_a_store() -> Result<()> {
     let url = url(&serving, "disk")?;
     run(async {
         let store = Arc::new(IscsiStore::connect(&url, &options()).await?);
-        let (sender, done) = tokio::sync::oneshot::channel();
+        let (sender, checked) = tokio::sync::oneshot::channel();
         let used = store.clone();
-        let other = std::thread::spawn(move || {
-            let checked = block_on(FileEngine::Pool, conformance::check(&*used, 7));
-            let _ = sender.send(());
-            checked
-        });
-        // The runtime of this thread drives the connection meanwhile.
-        let _ = done.await;
-        other.join().expect("no panic")?;
-        Ok(())
+        threads::spawn("other core", move || {
+            let _ = sender.send(block_on(FileEngine::Pool, conformance::check(&*used, 7)));
+        })?;
+        // The runtime of this thread drives the connection meanwhile. A panic of the other one ends the channel.
+        Ok(checked.await??)
     })?;
     serving.stop()
 }
@@ -100,15 +97,15 @@ fn a_session_has_all_units_of_its_target() -> Result<()> {
         let server = Server::start(config("2MiB")?)?;
         let url = server.exports()[0].urls[0].parse()?;
         let session = Session::log_in(&url, &SessionOptions::default()).await?;
-        let luns = session.unit([0; 8]).report_luns().await?;
+        let luns = Unit::new(&session, [0; 8]).report_luns().await?;
         assert_eq!(luns.len(), 2);
         for (lun, blocks) in luns.into_iter().zip([2048, 4096]) {
-            let unit = session.unit(lun);
+            let unit = Unit::new(&session, lun);
             while unit.test_unit_ready().await.is_err() {}
             assert_eq!(unit.read_capacity().await?.blocks, blocks);
             unit.write(0, Buffer::copy_of(&[lun[1] + 1; 512]), false).await?;
         }
-        assert_eq!(session.unit([0; 8]).session().target(), TARGET);
+        assert_eq!(session.target(), TARGET);
         session.logout().await?;
         ensure!(server.shutdown(LIMIT).await, "the server did not end in order");
         Ok(())

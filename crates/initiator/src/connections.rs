@@ -17,9 +17,13 @@ use crate::driver::Link;
 use crate::error::SessionError;
 use crate::establish::{dial, in_time};
 use crate::identity::ChapCredentials;
-use crate::session::{FIRST_PAUSE, LONGEST_PAUSE};
 use crate::shared::{Loss, Shared};
 use crate::url::Portal;
+
+/// The pause after a first attempt that failed; each next one is twice as long.
+pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// The longest pause between attempts.
+pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// The route of the session's first connection to the target.
 pub(crate) struct Route {

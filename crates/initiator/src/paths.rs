@@ -26,9 +26,10 @@ use sarsen_block::{Buffer, StoreStatus, Usability};
 use sarsen_io::time;
 use sarsen_proto::iscsi::initiator::Completion;
 
+use crate::connections::{FIRST_PAUSE, LONGEST_PAUSE};
 use crate::error::{Sense, SenseKey, SessionError, is_busy};
 use crate::options::SessionOptions;
-use crate::session::{FIRST_PAUSE, LONGEST_PAUSE, Login};
+use crate::session::Login;
 use crate::unit::{
     Capacity, Command, PreparedCommand, TransferRequest, Unit, commands, good, prepare,
 };

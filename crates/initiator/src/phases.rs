@@ -16,6 +16,7 @@ use crate::error::SessionError;
 use crate::establish::{Established, LoginTimes, establish, in_time, spawn};
 use crate::options::SessionOptions;
 use crate::session::Session;
+use crate::unit::Unit;
 use crate::url::{Portal, Url};
 
 /// One step.
@@ -107,7 +108,7 @@ pub async fn discovery(portal: &Portal, options: &SessionOptions) -> Result<Phas
 /// attentions), READ CAPACITY, logout.
 pub async fn normal(url: &Url, options: &SessionOptions) -> Result<Phases, SessionError> {
     let (session, times) = Session::log_in_timed(url, options).await?;
-    let unit = session.unit(url.lun_field());
+    let unit = Unit::new(&session, url.lun_field());
     let mut watch = Watch::new(times);
     let steps = async {
         unit.report_luns().await?;

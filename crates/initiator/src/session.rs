@@ -11,18 +11,12 @@ use sarsen_proto::iscsi::initiator::SessionTarget;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-use crate::connections::{self, Route};
+use crate::connections::{self, FIRST_PAUSE, LONGEST_PAUSE, Route};
 use crate::error::SessionError;
 use crate::establish::{Established, LoginTimes, establish, in_time, spawn};
 use crate::options::SessionOptions;
 use crate::shared::{LoginGuard, Shared};
-use crate::unit::Unit;
 use crate::url::{Portal, Url};
-
-/// The pause after a first attempt that failed; each next one is twice as long.
-pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// The longest pause between attempts.
-pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// A session with a target. All its clones are the same session; its connections are closed when the last one is dropped.
 /// [`Session::logout`] logs out first.
@@ -93,11 +87,6 @@ impl Session {
             *nexus.renewal.lock() = Some(task);
         }
         Ok((Self { nexus }, times))
-    }
-
-    /// Returns a unit of the target by its LUN, in the form that commands carry (SAM-5 4.7). It may not exist.
-    pub fn unit(&self, lun: [u8; 8]) -> Unit {
-        Unit::new(self.clone(), lun)
     }
 
     /// Returns the portal of the session, after redirections.

@@ -93,8 +93,9 @@ pub struct Unit {
 }
 
 impl Unit {
-    pub(crate) fn new(session: Session, lun: [u8; 8]) -> Self {
-        Self { session, lun, capacity: Mutex::default() }
+    /// Returns a unit of the session's target by its LUN, in the form that commands carry (SAM-5 4.7). It may not exist.
+    pub fn new(session: &Session, lun: [u8; 8]) -> Self {
+        Self { session: session.clone(), lun, capacity: Mutex::default() }
     }
 
     /// Logs in, clears the unit attentions that a new session gets, and asks for the capacity.
@@ -108,7 +109,7 @@ impl Unit {
     /// Logs in without a command: the caller sees the first unit attentions of the unit. Reads and writes need a
     /// [`Unit::read_capacity`] before them.
     pub async fn log_in(url: &Url, options: &SessionOptions) -> Result<Self, SessionError> {
-        Ok(Session::log_in(url, options).await?.unit(url.lun_field()))
+        Ok(Self::new(&Session::log_in(url, options).await?, url.lun_field()))
     }
 
     /// Clears all pending unit attentions, whatever they report: the login has sent no command before.
