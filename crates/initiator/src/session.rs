@@ -228,9 +228,12 @@ async fn renew(nexus: &RenewedNexus, url: &Url, options: &SessionOptions, limit:
         // RFC 7143 §13.15: for this long a target may still treat the connection as alive. The value may be an hour.
         let first = Duration::from_secs(shared.parameters().default_time2wait.into()).min(limit);
         drop(shared);
+        if nexus.get().is_none() {
+            return;
+        }
+        tracing::warn!(portal = %url.portal, %lost, "logging in again");
         let deadline = time::now() + limit;
         let (mut wait, mut pause) = (first, FIRST_PAUSE);
-        tracing::warn!(portal = %url.portal, %lost, "the session has ended");
         let login = loop {
             time::sleep_until(time::now() + wait).await;
             if nexus.get().is_none() {
