@@ -26,7 +26,7 @@ pub struct SessionOptions {
     /// The user for URLs that name none: [`crate::discover`] has none.
     pub identity: Option<ChapCredentials>,
     /// How long the session tries to log in again after a lost connection, before waiting commands fail; `None` never
-    /// tries. The session then repeats reads and writes of blocks, and writes to the same blocks wait for each other.
+    /// tries. An [`crate::IscsiStore`] then repeats reads and writes, and writes to the same blocks wait for each other.
     /// It keeps all writes since the last flush in memory, up to 64 MiB, before it flushes them. After a new login it
     /// writes them again, so use this only for disks to which no other initiator writes at the same time.
     pub reconnect_limit: Option<Duration>,

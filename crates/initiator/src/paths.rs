@@ -273,7 +273,11 @@ impl Paths {
         };
         let completion = self.unit.carry_out_attentively(login, command, goes_on).await?;
         if capacity_changed.get() {
-            self.note_capacity(self.unit.read_capacity().await?)?;
+            // The command has ended, whatever happens to this one. After a lost connection, the next login asks again.
+            match self.unit.read_capacity().await {
+                Ok(capacity) => self.note_capacity(capacity)?,
+                Err(error) => tracing::warn!(%error, "the new capacity of a unit is not known"),
+            }
         }
         Ok(completion)
     }

@@ -256,13 +256,7 @@ impl Disk {
 
     /// Brings written data to stable storage.
     pub(super) async fn flush(&self) -> Result<(), TransferError> {
-        match self.paths.flush().await {
-            // A unit without the command has no cache to flush.
-            Err(SessionError::CheckCondition(sense)) if sense.key == SenseKey::IllegalRequest => {
-                Ok(())
-            }
-            result => result.map_err(self.failed("flush", 0, self.length())),
-        }
+        self.paths.flush().await.map_err(self.failed("flush", 0, self.length()))
     }
 
     pub(super) fn check_aligned(&self, offset: u64) -> Result<(), TransferError> {
