@@ -197,6 +197,20 @@ fn stubborn(
     Ok(asked)
 }
 
+/// Answers READ CAPACITY(16): 1000 blocks of 512 bytes.
+fn send_capacity(stream: &mut TcpStream, tag: u32) -> Result<()> {
+    let mut capacity = [0; size_of::<Capacity16>()];
+    capacity[..8].copy_from_slice(&1000u64.to_be_bytes());
+    capacity[8..12].copy_from_slice(&512u32.to_be_bytes());
+    let mut data_in = DataIn::from(RawHeader::with_opcode(Opcode::DataIn));
+    data_in.flags = FINAL | DataIn::STATUS;
+    data_in.data_segment_length = U24::new(capacity.len() as u32);
+    data_in.initiator_task_tag = tag.into();
+    data_in.max_cmd_sn = 32.into();
+    stream.write_all(&RawHeader::from(data_in).0)?;
+    Ok(stream.write_all(&capacity)?)
+}
+
 /// Runs a target of a disk with blocks of 512 bytes, which ends all commands with GOOD. It reports the residual count
 /// `residual` with the flag `flag`.
 fn sloppy(stream: &mut TcpStream, flag: u8, residual: u32) -> Result<()> {
@@ -207,16 +221,7 @@ fn sloppy(stream: &mut TcpStream, flag: u8, residual: u32) -> Result<()> {
         }
         let tag = header.basic().initiator_task_tag;
         if ScsiCommand::view(&header).cdb[0] == opcode::SERVICE_ACTION_IN_16 {
-            let mut capacity = [0; size_of::<Capacity16>()];
-            capacity[..8].copy_from_slice(&1000u64.to_be_bytes());
-            capacity[8..12].copy_from_slice(&512u32.to_be_bytes());
-            let mut data_in = DataIn::from(RawHeader::with_opcode(Opcode::DataIn));
-            data_in.flags = FINAL | DataIn::STATUS;
-            data_in.data_segment_length = U24::new(capacity.len() as u32);
-            data_in.initiator_task_tag = tag;
-            data_in.max_cmd_sn = 32.into();
-            stream.write_all(&RawHeader::from(data_in).0)?;
-            stream.write_all(&capacity)?;
+            send_capacity(stream, tag.get())?;
             continue;
         }
         let mut response = ScsiResponse::from(RawHeader::with_opcode(Opcode::ScsiResponse));
@@ -226,6 +231,82 @@ fn sloppy(stream: &mut TcpStream, flag: u8, residual: u32) -> Result<()> {
         response.max_cmd_sn = 32.into();
         stream.write_all(&RawHeader::from(response).0)?;
     }
+    Ok(())
+}
+
+/// Returns the next command of a connection to a disk with blocks of 512 bytes, and grants and answers what comes before it: only
+/// WRITE and SYNCHRONIZE CACHE are returned. `None` when the connection is closed.
+fn next_change(stream: &mut TcpStream) -> Result<Option<(u8, u32)>> {
+    while let Some(header) = header(stream)? {
+        let tag = header.basic().initiator_task_tag.get();
+        match header.basic().opcode() {
+            Opcode::LoginRequest => stream.write_all(&grant(&header).0)?,
+            Opcode::ScsiCommand => match ScsiCommand::view(&header).cdb[0] {
+                opcode::SERVICE_ACTION_IN_16 => send_capacity(stream, tag)?,
+                change @ (opcode::WRITE_16 | opcode::SYNCHRONIZE_CACHE_10) => {
+                    return Ok(Some((change, tag)));
+                }
+                _ => send_status(stream, tag, &[])?,
+            },
+            _ => return Ok(None),
+        }
+    }
+    Ok(None)
+}
+
+/// Sends CHECK CONDITION with this sense data, or GOOD without any.
+fn send_status(stream: &mut TcpStream, tag: u32, sense: &[u8]) -> Result<()> {
+    let mut response = ScsiResponse::from(RawHeader::with_opcode(Opcode::ScsiResponse));
+    response.flags = FINAL;
+    response.initiator_task_tag = tag.into();
+    response.max_cmd_sn = 32.into();
+    let mut segment = Vec::new();
+    if !sense.is_empty() {
+        response.status = 2;
+        segment.extend((sense.len() as u16).to_be_bytes());
+        segment.extend(sense);
+        response.data_segment_length = U24::new(segment.len() as u32);
+        segment.resize(segment.len().next_multiple_of(4), 0);
+    }
+    stream.write_all(&RawHeader::from(response).0)?;
+    Ok(stream.write_all(&segment)?)
+}
+
+#[test]
+fn writes_since_the_last_flush_are_repeated_after_power_on_is_reported() -> Result<()> {
+    // UNIT ATTENTION, 29h/00h, in the fixed format.
+    const POWER_ON: [u8; 18] = [0x70, 0, 6, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x29, 0, 0, 0, 0, 0];
+    const WRITE: u8 = opcode::WRITE_16;
+    const FLUSH: u8 = opcode::SYNCHRONIZE_CACHE_10;
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let url = format!("iscsi://{}/iqn.2026-11.proof:power/0", listener.local_addr()?);
+    let target = || -> Result<Vec<Vec<u8>>> {
+        let mut logins = Vec::new();
+        for _ in 0..2 {
+            let (mut stream, _) = listener.accept()?;
+            let mut changes = Vec::new();
+            while let Some((change, tag)) = next_change(&mut stream)? {
+                changes.push(change);
+                let is_first_flush = change == FLUSH && logins.is_empty();
+                send_status(&mut stream, tag, if is_first_flush { &POWER_ON } else { &[] })?;
+            }
+            logins.push(changes);
+        }
+        Ok(logins)
+    };
+    let logins = std::thread::scope(|scope| {
+        let target = scope.spawn(target);
+        let client = run(async {
+            let options =
+                SessionOptions { reconnect_limit: Some(LIMIT), ..SessionOptions::default() };
+            let store = IscsiStore::connect(&url.parse()?, &options).await?;
+            let data = Buffer::zeroed(512);
+            store.write(Extent::new(8, 1), data.into(), Durability::Volatile).wait().await?;
+            Ok(store.flush().wait().await?)
+        });
+        client.and_then(|()| target.join().expect("no panic"))
+    })?;
+    assert_eq!(logins, [[WRITE, FLUSH], [WRITE, FLUSH]]);
     Ok(())
 }
 

@@ -12,11 +12,13 @@
 //!
 //! A target that lost power may have lost data that it acknowledged and had only in its cache. So all writes since the last
 //! flush are kept. After a new login they are written again, in the order in which they were sent, before any other command
-//! ([`Unflushed`]). This must not undo a write that was acknowledged later. So a write that is stable at once is kept, too,
+//! ([`Unflushed`]). If the unit reports "power on" within a login, that login is ended. Writing again must not undo a write that was acknowledged later. So a write that is stable at once is kept, too,
 //! while an older write to its blocks is kept. Before a command of another kind changes blocks, all kept writes are flushed.
 
 mod kept;
 
+use std::cell::Cell;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -30,6 +32,7 @@ use crate::connections::{FIRST_PAUSE, LONGEST_PAUSE};
 use crate::error::{Sense, SenseKey, SessionError, is_busy};
 use crate::options::SessionOptions;
 use crate::session::Login;
+use crate::shared::lost;
 use crate::unit::{
     Capacity, Command, PreparedCommand, TransferRequest, Unit, commands, good, prepare,
 };
@@ -263,15 +266,25 @@ impl Paths {
         login: &Login,
         command: &PreparedCommand,
     ) -> Result<Completion, SessionError> {
-        let capacity_changed = std::cell::Cell::new(false);
+        let (capacity_changed, cache_lost) = (Cell::new(false), Cell::new(false));
         let goes_on = |attention: Sense| {
             let attention = (attention.asc, attention.ascq);
             capacity_changed.set(capacity_changed.get() || attention == CAPACITY_HAS_CHANGED);
-            // A unit that was switched on may have lost writes that are kept to be written again after a new login.
-            !matches!(attention, POWER_ON_OR_RESET | POWER_ON)
-                || self.unflushed.answered().is_empty()
+            cache_lost.set(
+                matches!(attention, POWER_ON_OR_RESET | POWER_ON)
+                    && !self.unflushed.answered().is_empty(),
+            );
+            !cache_lost.get()
         };
         let completion = self.unit.carry_out_attentively(login, command, goes_on).await?;
+        if cache_lost.get() {
+            // The unit did not carry the command out, and may have lost kept writes. Only a new login ends all other commands
+            // before these are written again.
+            let error =
+                lost(io::Error::other("the unit may have lost its cache (power on or reset)"));
+            login.shared.end(error.clone());
+            return Err(error);
+        }
         if capacity_changed.get() {
             // The command has ended, whatever happens to this one. After a lost connection, the next login asks again.
             match self.unit.read_capacity().await {
