@@ -1,7 +1,7 @@
 //! A unit as the store of an initiator that logs in again: connections are cut and become silent, and the server loses
 //! its power with all data that was not flushed. Workers read and write their own blocks, several requests at a time.
 //! Each read must return what a register would: the last write that was acknowledged, or one that overlaps in time. No
-//! write that ended may be there after a later one (a ghost), and no write may be seen again after another one was seen.
+//! older write may overwrite a later one that was acknowledged (a ghost), and no write may be seen again after another one was seen.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -40,9 +40,9 @@ const DEPTH: usize = 6;
 const MET: [&str; 7] = [
     "power failures",
     "orderly ends",
-    "logins again",
-    "reads during writes",
-    "requests during a power failure",
+    "later connections",
+    "reads during other requests",
+    "requests during an end of the server",
     "durable writes",
     "sessions of 3 connections",
 ];
@@ -174,7 +174,7 @@ async fn work(world: Rc<World>, store: Rc<IscsiStore>, first: u64, mut rng: Rng)
             match kind {
                 ..45 => {
                     if world.open.get() > 1 {
-                        world.count("reads during writes");
+                        world.count("reads during other requests");
                     }
                     reads.borrow_mut().insert(number, begun);
                     let read = store.read(extent).wait().await;
@@ -228,7 +228,7 @@ async fn fail(world: Rc<World>, mut rng: Rng) {
     for _ in 0..rng.below(5) {
         pause(&mut rng, 20_000).await;
         if world.open.get() > 0 {
-            world.count("requests during a power failure");
+            world.count("requests during an end of the server");
         }
         if rng.chance(25) {
             let grace = Duration::from_millis(rng.below(5_000));
@@ -322,7 +322,7 @@ async fn scenario(seed: u64) -> Counters {
     failing.abort();
     let _ = failing.await;
     if world.connections.get() > first {
-        world.count("logins again");
+        world.count("later connections");
     }
     drop(store);
     // Its tasks end, and the server's.

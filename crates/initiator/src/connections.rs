@@ -35,8 +35,8 @@ pub(crate) struct Route {
     pub(crate) silence_limit: Option<Duration>,
 }
 
-/// Opens connections until there are `wanted`, or as many as the target permits, and from then on replaces lost
-/// connections.
+/// Opens connections until there are `wanted`, or as many as the target permits. At level 2 it replaces lost connections from then
+/// on.
 pub(crate) async fn maintain(shared: &Arc<Shared>, way: Route, wanted: u32) {
     let (most, level) = {
         let parameters = shared.parameters();
@@ -46,7 +46,7 @@ pub(crate) async fn maintain(shared: &Arc<Shared>, way: Route, wanted: u32) {
     while count(shared) < wanted {
         // The session also works with fewer connections.
         if let Err(error) = join(shared, &way).await {
-            tracing::warn!(portal = %way.portal, %error, "the target takes no further connection");
+            tracing::warn!(portal = %way.portal, %error, "cannot open a further connection");
             break;
         }
     }

@@ -203,8 +203,8 @@ pub enum SessionError {
     },
     /// After a new login the LUN is another unit.
     #[error(
-        "the connection was lost, and what is there now is another disk: its size, serial number \
-         or identifier has changed"
+        "the logical unit is not the same any more: its identifier, serial number, block length or \
+         size has changed"
     )]
     UnitChanged,
     /// The unit cannot be a store.
@@ -261,7 +261,7 @@ pub enum SessionError {
 const BUSY: u8 = 0x08;
 /// The same, because the task set is full.
 const TASK_SET_FULL: u8 = 0x28;
-/// Another initiator has ended the command.
+/// Another I_T nexus has aborted the command, which may have been carried out in part.
 const TASK_ABORTED: u8 = 0x40;
 
 /// "Logical unit not ready", for any cause.

@@ -1,8 +1,8 @@
 //! A user-space initiator: iSCSI sessions of one connection or several, on a current-thread runtime.
 //!
-//! A [`Session`] is one I_T nexus, a [`Unit`] is one LUN of it with the common SCSI commands, and an [`IscsiStore`] offers a unit
-//! as a block store that survives lost connections ([`nbd`] does the same for an export of an NBD server). Their methods take
-//! `&self`, and any number of them may wait at once: their commands share the session's connections. [`discover`] asks a
+//! A [`Session`] is one I_T nexus, a [`Unit`] is one logical unit of it with the common SCSI commands, and an [`IscsiStore`] offers a
+//! unit as a block store that survives lost connections ([`nbd`] offers an export of an NBD server as a store over one connection,
+//! which is not replaced). Any number of callers may wait at once: their commands share the session's connections. [`discover`] asks a
 //! portal for its targets. The protocol itself is in `sarsen_proto::iscsi::initiator`; this crate holds the socket and the
 //! futures. [`transfer`] copies whole disks and files. [`signature`] reports the data on a device before a caller overwrites
 //! it.

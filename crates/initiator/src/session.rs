@@ -219,8 +219,8 @@ async fn log_in_once(
     Ok((login, portal, times))
 }
 
-/// Logs in again whenever a login has ended, with the same ISID. It ends when the session is dropped or logged out, or when
-/// no login was granted for `limit`.
+/// Logs in again whenever a login has ended, with the same ISID. It ends when the session is dropped or logged out, when a login
+/// failed for a reason that does not pass, or when no login was granted for `limit`.
 async fn renew(nexus: &RenewedNexus, url: &Url, options: &SessionOptions, limit: Duration) {
     let present = || Some(nexus.get()?.logins.lock().present.shared.clone());
     while let Some(shared) = present() {
@@ -245,7 +245,7 @@ async fn renew(nexus: &RenewedNexus, url: &Url, options: &SessionOptions, limit:
                     nexus.get().iter().for_each(|nexus| nexus.give_up(error.clone()));
                     return;
                 }
-                Err(error) => tracing::debug!(%error, "not yet"),
+                Err(error) => tracing::debug!(%error, "the login failed; trying again"),
             }
             wait = pause;
             pause = (pause * 2).min(LONGEST_PAUSE);

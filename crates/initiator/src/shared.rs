@@ -120,7 +120,7 @@ impl State {
         }
     }
 
-    /// Does the same for the others of a connection that has sent what it could.
+    /// Wakes the other connections that have data to send, and notes whether the socket of this one is full.
     pub(crate) fn wake_others(&mut self, awake: Cid, is_blocked: bool) {
         for wake in &mut self.wakes {
             if wake.connection == awake {

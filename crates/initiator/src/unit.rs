@@ -50,8 +50,9 @@ pub struct Command {
     pub transfer: TransferRequest,
     /// Task attribute, which sets the order.
     pub attribute: TaskAttribute,
-    /// Maximum duration, counted from the request. After that the command is aborted and ends with
-    /// [`SessionError::CommandTimedOut`].
+    /// Maximum duration, counted from the request. After that the command ends with [`SessionError::CommandTimedOut`]. The initiator
+    /// sends ABORT TASK, then LOGICAL UNIT RESET, which ends the commands of all initiators, and then closes the session, until
+    /// one of them has ended the command.
     pub time_limit: Option<Duration>,
 }
 
@@ -84,8 +85,9 @@ pub(crate) enum PreparedData {
 
 /// A logical unit of a session. A future that is dropped discards the answer, not the command.
 ///
-/// A command is sent once: if its connection is lost, it ends with an error, and may have been carried out.
-/// [`crate::IscsiStore`] repeats what can be repeated.
+/// After a lost connection no command is sent again: it ends with an error, and may have been carried out.
+/// [`crate::IscsiStore`] repeats what can be repeated. After a unit attention a command is sent again, except by
+/// [`Unit::execute`].
 pub struct Unit {
     session: Session,
     lun: [u8; 8],
@@ -130,7 +132,7 @@ impl Unit {
         &self.session
     }
 
-    /// Returns the unit's capacity at the login or at the last query.
+    /// Returns the capacity that [`Self::read_capacity`] returned last; without one, zero blocks of zero bytes.
     pub fn capacity(&self) -> Capacity {
         *self.capacity.lock()
     }
