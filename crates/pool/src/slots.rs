@@ -417,7 +417,9 @@ impl Space {
                     || self.is_elsewhere(number, device)
             })
         };
-        let is_last = !self.keepers().iter().any(|&keeper| keeper != device);
+        // One that is being added has no space for metadata yet.
+        let remains = |&keeper: &u8| keeper != device && !self.members[usize::from(keeper)].is_new;
+        let is_last = !self.keepers().iter().any(remains);
         !is_last && (1..self.slabs.len() as u32).all(is_safe)
     }
 

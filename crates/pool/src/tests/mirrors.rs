@@ -1,6 +1,7 @@
 //! Copies on several devices: devices that fail, come back, are added, replaced and removed, and what a scrub repairs.
 
 use std::sync::Arc;
+use std::task::Poll;
 
 use sarsen_block::{
     BlockError, BlockSize, Buffer, Durability, Extent, OptimalTransfer, Store as _,
@@ -347,6 +348,28 @@ fn scrub_compares_each_block_of_copies_without_checksums() {
             pool.leave_out_device(leaving, "for a test").await.expect("left out");
             has_only(&pool, id, 1).await;
         }
+    });
+}
+
+#[test]
+fn the_only_device_is_not_left_out_while_another_one_is_added() {
+    let devices = [1, 2].map(|seed| SimulatedDevice::new(24 << 20, seed));
+    run(&devices, async {
+        let new = new_pool(&devices[..1], 64 << 10);
+        let pool = Pool::create(&new, LocalTasks::shared()).await.expect("created");
+        let is_being_added = std::future::poll_fn(|context| {
+            context.waker().wake_by_ref();
+            if pool.devices().len() < 2 { Poll::Pending } else { Poll::Ready(()) }
+        });
+        let leave_out = async {
+            is_being_added.await;
+            pool.leave_out_device(0, "for a test").await
+        };
+        let adding = pool.add_device(devices[1].clone(), [9; 16]);
+        let (added, left_out) = futures_util::future::join(adding, leave_out).await;
+        assert!(left_out.is_err(), "nothing else has space for metadata");
+        assert_eq!(added.expect("added"), 1);
+        pool.checkpoint().await.expect("the pool goes on");
     });
 }
 
