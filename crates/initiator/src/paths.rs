@@ -12,8 +12,9 @@
 //!
 //! A target that lost power may have lost data that it acknowledged and had only in its cache. So all writes since the last
 //! flush are kept. After a new login they are written again, in the order in which they were sent, before any other command
-//! ([`Unflushed`]). If the unit reports "power on" within a login, that login is ended. Writing again must not undo a write that was acknowledged later. So a write that is stable at once is kept, too,
-//! while an older write to its blocks is kept. Before a command of another kind changes blocks, all kept writes are flushed.
+//! ([`Unflushed`]). If the unit reports "power on" within a login, that login is ended. Writing again must not undo a write that
+//! was acknowledged later. So a write that is stable at once is kept, too, while an older write to its blocks is kept. Before a
+//! command of another kind changes blocks, all kept writes are flushed.
 
 mod kept;
 
@@ -270,9 +271,9 @@ impl Paths {
         let goes_on = |attention: Sense| {
             let attention = (attention.asc, attention.ascq);
             capacity_changed.set(capacity_changed.get() || attention == CAPACITY_HAS_CHANGED);
+            // A write may have been answered although its caller has not noted that yet.
             cache_lost.set(
-                matches!(attention, POWER_ON_OR_RESET | POWER_ON)
-                    && !self.unflushed.answered().is_empty(),
+                matches!(attention, POWER_ON_OR_RESET | POWER_ON) && !self.unflushed.is_empty(),
             );
             !cache_lost.get()
         };
