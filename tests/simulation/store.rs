@@ -1,7 +1,8 @@
 //! A unit as the store of an initiator that logs in again: connections are cut and become silent, and the server loses
 //! its power with all data that was not flushed. Workers read and write their own blocks, several requests at a time.
 //! Each read must return what a register would: the last write that was acknowledged, or one that overlaps in time. No
-//! older write may overwrite a later one that was acknowledged (a ghost), and no write may be seen again after another one was seen.
+//! older write may overwrite a later one that was acknowledged (a ghost), and no write may be seen again after another
+//! one was seen.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

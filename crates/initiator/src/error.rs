@@ -201,7 +201,7 @@ pub enum SessionError {
         /// The time limit.
         after: Duration,
     },
-    /// After a new login the LUN is another unit.
+    /// The LUN is another unit than before.
     #[error(
         "the logical unit is not the same any more: its identifier, serial number, block length or \
          size has changed"
