@@ -40,6 +40,8 @@ pub(super) struct Link {
     pub(super) recovery: Option<Box<LinkRecovery>>,
     /// Target session identifying handle (TSIH).
     pub(super) tsih: u16,
+    /// TargetPortalGroupTag.
+    pub(super) portal_group: Option<u16>,
     /// Whether the login was completed at some time.
     pub(super) was_full_feature: bool,
     /// Whether the connection accepts no further commands. It is logged out when the last command has ended.
@@ -76,6 +78,7 @@ impl Link {
             pings_queued: 0,
             recovery: None,
             tsih: join.map_or(0, |join| join.tsih),
+            portal_group: None,
             was_full_feature: false,
             is_leaving: false,
             is_reassigning: false,
@@ -234,7 +237,7 @@ impl Link {
             }
             Progress::SecurityPassed => {}
             Progress::Done => {
-                let tsih = login.tsih();
+                let (tsih, portal_group) = (login.tsih(), login.portal_group());
                 if leads {
                     // The window may be closed at first.
                     core.max_cmd_sn = SerialNumber(response.max_cmd_sn.get());
@@ -243,7 +246,7 @@ impl Link {
                     note_window(core, response.exp_cmd_sn.get(), response.max_cmd_sn.get());
                     core.events.push_back(Event::Joined { connection: Cid(self.cid) });
                 }
-                self.tsih = tsih;
+                (self.tsih, self.portal_group) = (tsih, portal_group);
                 self.enter_full_feature();
             }
         }

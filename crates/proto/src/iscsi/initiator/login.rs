@@ -70,6 +70,8 @@ pub(super) struct Login {
     /// Text of an incomplete answer.
     received: Vec<u8>,
     tsih: u16,
+    /// TargetPortalGroupTag.
+    portal_group: Option<u16>,
     /// The existing session that the connection joins.
     join: Option<Join>,
     exchanges: u32,
@@ -86,6 +88,7 @@ impl Login {
             to_send: Vec::new(),
             received: Vec::new(),
             tsih: join.map_or(0, |join| join.tsih),
+            portal_group: None,
             join,
             exchanges: 0,
             open_keys: Vec::new(),
@@ -119,6 +122,11 @@ impl Login {
     /// Returns the target session identifying handle (TSIH).
     pub(super) const fn tsih(&self) -> u16 {
         self.tsih
+    }
+
+    /// Returns the tag of the portal group that the target declared (RFC 7143 §13.9).
+    pub(super) const fn portal_group(&self) -> Option<u16> {
+        self.portal_group
     }
 
     fn add(&mut self, key: &str, value: &str) {
@@ -184,6 +192,7 @@ impl Login {
             return Ok(Progress::Same);
         }
         let text = std::mem::take(&mut self.received);
+        self.note_portal_group(&text)?;
         match &mut self.step {
             Step::Security => check_security(&text)?,
             // The target has received only a part of the text that it must answer.
@@ -200,6 +209,16 @@ impl Login {
             return Ok(Progress::Same);
         }
         self.transit(response.flags, output, cmd_sn, exp_stat_sn, parameters)
+    }
+
+    /// A target may declare the tag in any stage.
+    fn note_portal_group(&mut self, text: &[u8]) -> Result<(), ConnectionError> {
+        for pair in text::pairs(text) {
+            if let ("TargetPortalGroupTag", tag) = pair? {
+                self.portal_group = tag.parse().ok();
+            }
+        }
+        Ok(())
     }
 
     fn transit(

@@ -44,6 +44,7 @@ pub struct Session {
     lost: Vec<Lost>,
     parameters: Parameters,
     tsih: u16,
+    portal_group: Option<u16>,
     next_cid: u16,
     /// Index at which the search for the connection of the next command begins.
     turn: usize,
@@ -63,6 +64,7 @@ impl Session {
             lost: Vec::new(),
             parameters: Parameters::default(),
             tsih: 0,
+            portal_group: None,
             next_cid: LEADING.0 + 1,
             turn: 0,
         }
@@ -71,6 +73,11 @@ impl Session {
     /// Returns the parameters of the leading login, or the defaults of the standard before the negotiation.
     pub const fn parameters(&self) -> &Parameters {
         &self.parameters
+    }
+
+    /// Returns the tag of the portal group through which the session was logged in, if the target declared it.
+    pub const fn portal_group(&self) -> Option<u16> {
+        self.portal_group
     }
 
     /// Returns whether commands can be sent now, or after the replacement of a lost connection.
@@ -181,7 +188,7 @@ impl Session {
     fn note_login(&mut self, at: usize) {
         let link = &self.links[at];
         if self.tsih == 0 {
-            self.tsih = link.tsih;
+            (self.tsih, self.portal_group) = (link.tsih, link.portal_group);
             self.parameters = link.parameters.clone();
             let Parameters { max_connections, error_recovery_level, .. } = self.parameters;
             self.core.tolerant = max_connections > 1 || error_recovery_level > 0;

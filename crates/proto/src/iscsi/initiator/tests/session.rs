@@ -188,6 +188,14 @@ fn opcodes(pdus: &[Pdu]) -> Vec<Opcode> {
 }
 
 #[test]
+fn rfc7143_13_9_the_target_declares_its_portal_group() {
+    let tag = |answers: &str| Target::log_in(session_options(1, 0), answers).session.portal_group();
+    assert_eq!(tag("TargetPortalGroupTag=300\0"), Some(300));
+    assert_eq!(tag("TargetPortalGroupTag=65536\0"), None);
+    assert_eq!(tag(""), None);
+}
+
+#[test]
 fn rfc7143_6_3_1_further_connections_join_with_the_handle_and_their_own_cid() {
     let answers = "MaxConnections=2\0ErrorRecoveryLevel=2\0MaxBurstLength=4096\0";
     let mut target = Target::log_in(session_options(4, 2), answers);
