@@ -92,9 +92,4 @@ impl Portals {
     pub(crate) fn configs(&self) -> Vec<config::Portal> {
         self.all().iter().map(|portal| portal.config()).collect()
     }
-
-    #[cfg(any(test, feature = "simulation"))]
-    pub(crate) fn first(&self) -> Arc<Portal> {
-        self.all()[0].clone()
-    }
 }

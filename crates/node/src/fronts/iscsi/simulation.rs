@@ -1,6 +1,6 @@
 //! A portal whose connections a simulation creates.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,12 +8,14 @@ use std::time::Duration;
 use sarsen_io::net::Stream;
 use sarsen_io::time;
 use sarsen_proto::iscsi::target::Settings;
-use sarsen_scsi::{Array, Host, LogicalUnit, Lun, TargetDevice};
+use sarsen_scsi::{AccessState, Array, Host, LogicalUnit, Lun, TargetDevice, TargetPort};
 
 use super::connection;
 use crate::config::{HostConfig, Limits, Rates};
 use crate::fronts::Front;
 use crate::model::Quantity;
+use crate::portal;
+use crate::protocol::Protocol;
 
 /// Serves a simulated connection at the portal with its local address, until the connection and its commands have
 /// ended. Returns `None` if no portal has that address.
@@ -31,10 +33,11 @@ pub(crate) fn serve(
     })
 }
 
-/// One target behind one portal, without cores, sockets or a configuration. Connections run on the caller's thread and
+/// One target behind one portal or several, without cores, sockets or a configuration. Connections run on the caller's thread and
 /// in the caller's time.
 pub struct Portal {
     front: Arc<Front>,
+    device: Arc<TargetDevice>,
 }
 
 impl Portal {
@@ -47,7 +50,25 @@ impl Portal {
         units: BTreeMap<Lun, Arc<LogicalUnit>>,
     ) -> Self {
         let device = TargetDevice::new(&Array::new(host), name.into(), units);
-        Self { front: Front::of_target(device, address, settings, &Limits::default()) }
+        let front = Front::of_target(device.clone(), address, settings, &Limits::default());
+        Self { front, device }
+    }
+
+    /// Adds portals, each with its portal group. The first portal is in group 1.
+    pub fn add_portals(&self, portals: &[(SocketAddr, u16)]) {
+        let mut all = self.front.portals.all().to_vec();
+        let new = |&(address, group)| portal::Portal::new(address, Protocol::Iscsi, group, None);
+        all.extend(portals.iter().map(new));
+        let groups: BTreeSet<u16> = all.iter().map(|portal| portal.group).collect();
+        let port = |group| TargetPort::of_portal_group(self.device.name(), group);
+        self.device.set_ports(groups.into_iter().map(port).collect());
+        self.front.portals.replace(all);
+    }
+
+    /// Changes the access state of a portal group, if it exists.
+    pub fn set_access_state(&self, group: u16, state: AccessState) {
+        // The only error is that of a group without a portal.
+        let _ = self.device.set_access_state(group, state);
     }
 
     /// Sets the limits and reservations of volumes. For volumes with reservations, `in_service` commands are carried
@@ -77,7 +98,10 @@ impl Portal {
         async move {
             if let Ok(connection_permit) = front.sources.admit(stream.peer_addr().ip(), time::now())
             {
-                let portal = front.portals.first();
+                let portals = front.portals.all();
+                let local = stream.local_addr().ok();
+                let own = portals.iter().find(|portal| Some(portal.address) == local);
+                let portal = own.unwrap_or(&portals[0]).clone();
                 connection::serve(stream, None, portal, front, connection_permit, None).await;
             }
         }

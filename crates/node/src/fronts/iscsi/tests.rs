@@ -126,7 +126,7 @@ impl Portal {
         let listener = Listener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
         let address = listener.local_addr().expect("bound");
         let front = Front::of_target(device, address, limits.settings(), &limits);
-        let portal = front.portals.first();
+        let portal = front.portals.all()[0].clone();
         let accepting = acceptor(front.clone(), &cores).open(portal, Arc::new(listener));
         Self { address, _cores: cores, front, _accepting: accepting, write_begun, write_ended }
     }
