@@ -45,6 +45,7 @@ mod observability;
 mod own_output;
 mod package;
 mod pass_through;
+mod paths;
 mod policy_in_force;
 mod pool_crash;
 mod pool_devices;

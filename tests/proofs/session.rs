@@ -297,8 +297,11 @@ fn writes_since_the_last_flush_are_repeated_after_power_on_is_reported() -> Resu
     let logins = std::thread::scope(|scope| {
         let target = scope.spawn(target);
         let client = run(async {
-            let options =
-                SessionOptions { reconnect_limit: Some(LIMIT), ..SessionOptions::default() };
+            let options = SessionOptions {
+                reconnect_limit: Some(LIMIT),
+                discovers_portals: false,
+                ..SessionOptions::default()
+            };
             let store = IscsiStore::connect(&url.parse()?, &options).await?;
             let data = Buffer::zeroed(512);
             store.write(Extent::new(8, 1), data.into(), Durability::Volatile).wait().await?;

@@ -67,7 +67,7 @@ fn answers(endpoint: &Endpoint, pids: Vec<u32>) -> Result<()> {
 
 fn port(endpoint: &Endpoint) -> Option<u16> {
     match endpoint {
-        Endpoint::Iscsi(url) => Some(url.portal.port),
+        Endpoint::Iscsi(url) => Some(url.portal().port),
         Endpoint::Nbd(NbdUrl { place: NbdPlace::Host(portal), .. }) => Some(portal.port),
         Endpoint::Nbd(_) | Endpoint::Memory(_) | Endpoint::File { .. } => None,
     }

@@ -14,7 +14,7 @@ use sarsen_io::net::Stream;
 use sarsen_io::{random, time};
 use sarsen_node::SimulatedPortal;
 use sarsen_proto::iscsi::target::Settings;
-use sarsen_scsi::{Host, Identity, LogicalUnit, Lun, Parts, Work};
+use sarsen_scsi::{AccessState, Host, Identity, LogicalUnit, Lun, Parts, Work};
 use sarsen_volume::{self as volume, Aspect, Volume, VolumeHealth};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{JoinHandle, LocalSet};
@@ -24,6 +24,9 @@ use crate::network::{self, Fate, NetworkTraits, Side};
 
 /// The iSCSI name of the only target.
 pub(crate) const TARGET: &str = "iqn.2026-11.test:simulated";
+
+/// The port of the first portal; the next ones follow.
+pub(crate) const FIRST_PORT: u16 = 3260;
 
 /// The environment that the device servers need.
 struct SimulatedHost {
@@ -68,7 +71,8 @@ impl Drop for EndGuard {
 /// The simulated server (see the module).
 pub(crate) struct Server {
     begun: std::time::Instant,
-    address: SocketAddr,
+    /// The address of each portal, and its portal group.
+    portals: Vec<(SocketAddr, u16)>,
     disks: Vec<Arc<Disk>>,
     settings: Settings,
     life: RefCell<Option<ServerRun>>,
@@ -82,9 +86,20 @@ pub(crate) struct Server {
 impl Server {
     /// Returns a server that has not been started.
     pub(crate) fn new(disks: Vec<Arc<Disk>>, settings: Settings, rng: &mut Rng) -> Self {
+        Self::with_portals(&[1], disks, settings, rng)
+    }
+
+    /// Does the same with a portal in each of these portal groups, of which the first is 1.
+    pub(crate) fn with_portals(
+        groups: &[u16],
+        disks: Vec<Arc<Disk>>,
+        settings: Settings,
+        rng: &mut Rng,
+    ) -> Self {
+        let address = |port| SocketAddr::from(([192, 0, 2, 1], port));
         Self {
             begun: time::now(),
-            address: SocketAddr::from(([192, 0, 2, 1], 3260)),
+            portals: (FIRST_PORT..).map(address).zip(groups.iter().copied()).collect(),
             disks,
             settings,
             life: RefCell::new(None),
@@ -124,7 +139,13 @@ impl Server {
         let known = units.values().map(Arc::downgrade).collect();
         let host = Arc::new(SimulatedHost { begun: self.begun, works });
         let settings = self.settings.clone();
-        let portal = SimulatedPortal::new(settings, self.address, host, TARGET, units);
+        let (first, _) = self.portals[0];
+        let portal = SimulatedPortal::new(settings, first, host, TARGET, units);
+        if let [_, more @ ..] = &self.portals[..]
+            && !more.is_empty()
+        {
+            portal.add_portals(more);
+        }
         let portal = Rc::new(portal);
         let over = Rc::new(Notify::new());
         let (running, until) = (tasks.clone(), over.clone());
@@ -196,9 +217,27 @@ impl Server {
         self.ending.get().is_some_and(|until| until <= time::now())
     }
 
-    /// Opens a connection to the server. With `is_guarded` both ends detect changed bytes.
+    /// Changes the access state of a portal group.
+    pub(crate) fn set_access_state(&self, group: u16, state: AccessState) {
+        if let Some(life) = self.life.borrow().as_ref() {
+            life.portal.set_access_state(group, state);
+        }
+    }
+
+    /// Opens a connection to the first portal. With `is_guarded` both ends detect changed bytes.
     pub(crate) async fn connect(
         &self,
+        rng: &mut Rng,
+        weather: &NetworkTraits,
+        is_guarded: bool,
+    ) -> io::Result<Side> {
+        self.connect_to(0, rng, weather, is_guarded).await
+    }
+
+    /// Opens a connection to a portal.
+    pub(crate) async fn connect_to(
+        &self,
+        portal: usize,
         rng: &mut Rng,
         weather: &NetworkTraits,
         is_guarded: bool,
@@ -211,7 +250,8 @@ impl Server {
         let port = self.next_port.get();
         self.next_port.set(port.checked_add(1).unwrap_or(1024));
         let own = SocketAddr::from(([192, 0, 2, 2], port));
-        let (side, accepted) = network::connection(rng, weather, [own, self.address], is_guarded);
+        let (side, accepted) =
+            network::connection(rng, weather, [own, self.portals[portal].0], is_guarded);
         life.fates.borrow_mut().push(side.fate());
         let serving = life.portal.serve(Stream::simulated(accepted));
         life.connections.borrow_mut().push(life.tasks.spawn_local(serving));

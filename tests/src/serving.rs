@@ -199,7 +199,7 @@ impl Url {
 
 impl From<sarsen_initiator::Url> for Url {
     fn from(url: sarsen_initiator::Url) -> Self {
-        Self { portal: url.portal.to_string(), iqn: url.target, lun: url.lun.into(), user: None }
+        Self { portal: url.portal().to_string(), iqn: url.target, lun: url.lun.into(), user: None }
     }
 }
 

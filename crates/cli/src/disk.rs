@@ -15,7 +15,7 @@ use anyhow::{Context, anyhow};
 use sarsen_initiator::transfer::{
     self, Changes, Disk, Erasure, NbdDisk, Sink, Source, Stream, TransferError, Transferred,
 };
-use sarsen_initiator::{DigestOffer, SessionOptions, Url};
+use sarsen_initiator::{DigestOffer, PathSelector, SessionOptions, Url};
 use sarsen_io::cores::{self, FileEngine};
 use sarsen_io::time;
 use sarsen_node::config::{parse_size, render_size};
@@ -29,7 +29,8 @@ pub(crate) use progress::Bar;
 /// How long a target may be unreachable before a verb fails: a restart takes less.
 const RECONNECT_LIMIT: Duration = Duration::from_secs(60);
 
-/// Verbs for disks. A URL is `iscsi://[user[%secret]@]host[:port]/target/lun`. For mutual CHAP, add
+/// Verbs for disks. A URL is `iscsi://[user[%secret]@]host[:port]/target/lun`. More portals of the target may follow the
+/// first one after commas; otherwise those that the target reports are used as well. For mutual CHAP, add
 /// `?target_user=U&target_password=P`. Missing parts are taken from `LIBISCSI_CHAP_USERNAME`,
 /// `LIBISCSI_CHAP_PASSWORD`, `LIBISCSI_CHAP_TARGET_USERNAME` and `LIBISCSI_CHAP_TARGET_PASSWORD`. `read`, `write`, `copy`
 /// and `verify` also take exports of NBD servers: `nbd://host[:port]/export` or `nbd+unix:///export?socket=PATH`.
@@ -71,6 +72,12 @@ pub(crate) struct DiskOptions {
     #[arg(long, value_name = "LEVEL", default_value_t = 0,
         value_parser = clap::value_parser!(u8).range(..=2))]
     recovery_level: u8,
+    /// How the path of each command is chosen, if the disk has several: service-time, queue-depth or round-robin.
+    #[arg(long, value_name = "NAME", default_value_t)]
+    path_selector: PathSelector,
+    /// Use only the portals in the URL, not those that the target reports.
+    #[arg(long)]
+    only_these_portals: bool,
     /// Print the result as one line of JSON.
     #[arg(long)]
     json: bool,
@@ -87,6 +94,8 @@ impl DiskOptions {
             reconnect_limit: Some(RECONNECT_LIMIT),
             connections: self.connections,
             error_recovery_level: self.recovery_level,
+            path_selector: self.path_selector,
+            discovers_portals: !self.only_these_portals,
             ..SessionOptions::default()
         }
     }
@@ -94,7 +103,7 @@ impl DiskOptions {
 
 #[derive(clap::Args)]
 pub(crate) struct InfoArguments {
-    /// URL of the disk.
+    /// URL of the disk: `iscsi://HOST[:PORT][,HOST[:PORT]…]/TARGET/LUN`.
     url: String,
     #[command(flatten)]
     options: DiskOptions,
@@ -102,7 +111,7 @@ pub(crate) struct InfoArguments {
 
 #[derive(clap::Args)]
 pub(crate) struct ReadArguments {
-    /// URL of the disk.
+    /// URL of the disk: `iscsi://HOST[:PORT][,HOST[:PORT]…]/TARGET/LUN`.
     url: String,
     /// The file, which is created or overwritten; - is standard output.
     file: PathBuf,
@@ -123,7 +132,7 @@ pub(crate) struct ReadArguments {
 pub(crate) struct WriteArguments {
     /// File; - is standard input.
     file: PathBuf,
-    /// URL of the disk.
+    /// URL of the disk: `iscsi://HOST[:PORT][,HOST[:PORT]…]/TARGET/LUN`.
     url: String,
     /// Offset of the first byte on the disk: a multiple of its block size.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
@@ -158,7 +167,7 @@ pub(crate) struct CopyArguments {
 
 #[derive(clap::Args)]
 pub(crate) struct VerifyArguments {
-    /// URL of the disk.
+    /// URL of the disk: `iscsi://HOST[:PORT][,HOST[:PORT]…]/TARGET/LUN`.
     url: String,
     /// A file, or the URL of another disk. All of the file is compared, or all of the first disk. Surplus bytes of
     /// the first disk or of the other disk are ignored.
@@ -172,7 +181,7 @@ pub(crate) struct VerifyArguments {
 
 #[derive(clap::Args)]
 pub(crate) struct EraseArguments {
-    /// URL of the disk.
+    /// URL of the disk: `iscsi://HOST[:PORT][,HOST[:PORT]…]/TARGET/LUN`.
     url: String,
     /// Only unmap the blocks. The target decides which data unmapped blocks return.
     #[arg(long, conflicts_with = "zero")]
@@ -215,7 +224,9 @@ fn parse(url: &str) -> anyhow::Result<Url> {
         return Err(UsageError(message).into());
     }
     let mut url: Url = url.parse().map_err(|error| {
-        UsageError(format!("{error}; a disk is named iscsi://HOST[:PORT]/TARGET/LUN"))
+        UsageError(format!(
+            "{error}; a disk is named iscsi://HOST[:PORT][,HOST[:PORT]…]/TARGET/LUN"
+        ))
     })?;
     url.chap.complete(variable);
     Ok(url)
@@ -293,11 +304,12 @@ async fn copy(arguments: CopyArguments) -> anyhow::Result<()> {
     if from.is_same(&to) {
         return Err(UsageError(format!("{from} cannot be copied to itself")).into());
     }
-    let options = arguments.options.options();
     if let Some(older) = &arguments.since {
+        let options = arguments.options.options();
         return copy_changes(&from, older, &to, &options, arguments.options.json).await;
     }
-    let (from, to) = (from.open(&options).await?, to.open(&options).await?);
+    let from = from.open(&arguments.options.options()).await?;
+    let to = to.open(&arguments.options.options()).await?;
     if !arguments.destroy {
         to.check_vacant().await?;
     }

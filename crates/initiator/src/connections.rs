@@ -17,7 +17,7 @@ use crate::driver::Link;
 use crate::error::SessionError;
 use crate::establish::{dial, in_time};
 use crate::identity::ChapCredentials;
-use crate::shared::{Loss, Shared};
+use crate::instance::{Instance, Loss};
 use crate::url::Portal;
 
 /// The pause after a first attempt that failed; each next one is twice as long.
@@ -37,65 +37,65 @@ pub(crate) struct Route {
 
 /// Opens connections until there are `wanted`, or as many as the target permits. At level 2 it replaces lost connections from then
 /// on.
-pub(crate) async fn maintain(shared: &Arc<Shared>, way: Route, wanted: u32) {
+pub(crate) async fn maintain(instance: &Arc<Instance>, way: Route, wanted: u32) {
     let (most, level) = {
-        let parameters = shared.parameters();
+        let parameters = instance.parameters();
         (parameters.max_connections, parameters.error_recovery_level)
     };
     let wanted = wanted.min(most) as usize;
-    while count(shared) < wanted {
+    while count(instance) < wanted {
         // The session also works with fewer connections.
-        if let Err(error) = join(shared, &way).await {
+        if let Err(error) = join(instance, &way).await {
             tracing::warn!(portal = %way.portal, %error, "cannot open a further connection");
             break;
         }
     }
     if level == 2 {
-        let wanted = count(shared);
-        let kept = shared.clone();
-        shared.spawn(async move { recover_all(&kept, &way, wanted).await });
+        let wanted = count(instance);
+        let kept = instance.clone();
+        instance.spawn(async move { recover_all(&kept, &way, wanted).await });
     }
 }
 
-fn count(shared: &Shared) -> usize {
-    shared.state().machine.connections().count()
+fn count(instance: &Instance) -> usize {
+    instance.state().machine.connections().count()
 }
 
-async fn recover_all(shared: &Arc<Shared>, way: &Route, wanted: usize) {
+async fn recover_all(instance: &Arc<Instance>, way: &Route, wanted: usize) {
     let mut pause = FIRST_PAUSE;
-    while shared.ended().is_none() {
-        let loss = shared.state().losses.pop_front();
+    while instance.ended().is_none() {
+        let loss = instance.state().losses.pop_front();
         if let Some(loss) = loss {
-            if let Err(error) = recover(shared, way, &loss).await {
+            if let Err(error) = recover(instance, way, &loss).await {
                 tracing::warn!(cid = loss.connection.0, %error, "no recovery: the session ends");
-                shared.end(loss.error);
+                instance.end(loss.error);
                 return;
             }
             pause = FIRST_PAUSE;
-        } else if count(shared) < wanted {
+        } else if count(instance) < wanted {
             // It replaces a connection whose commands continue on another one, so there is no hurry.
-            if let Err(error) = join(shared, way).await {
+            if let Err(error) = join(instance, way).await {
                 tracing::debug!(%error, "no further connection yet");
                 let later = time::sleep_until(time::now() + pause);
                 tokio::select! {
                     biased;
                     () = later => {}
-                    () = shared.changed.notified() => {}
+                    () = instance.changed.notified() => {}
                 }
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
         } else {
             pause = FIRST_PAUSE;
-            shared.changed.notified().await;
+            instance.changed.notified().await;
         }
     }
 }
 
 /// Lets the target remove a lost connection, and continues its commands.
-async fn recover(shared: &Arc<Shared>, way: &Route, loss: &Loss) -> Result<(), SessionError> {
+async fn recover(instance: &Arc<Instance>, way: &Route, loss: &Loss) -> Result<(), SessionError> {
     let seconds = |count: u32| Duration::from_secs(count.into());
     let (wait, retain) = {
-        let parameters = shared.parameters();
+        let parameters = instance.parameters();
         (seconds(parameters.default_time2wait), seconds(parameters.default_time2retain))
     };
     // RFC 7143 §13.15, §13.16.
@@ -103,24 +103,24 @@ async fn recover(shared: &Arc<Shared>, way: &Route, loss: &Loss) -> Result<(), S
     time::sleep_until(earliest).await;
     let mut pause = FIRST_PAUSE;
     loop {
-        if let Some(error) = shared.ended() {
+        if let Some(error) = instance.ended() {
             return Err(error);
         }
-        if !shared.state().machine.is_lost(loss.connection) {
+        if !instance.state().machine.is_lost(loss.connection) {
             return Ok(());
         }
         let asked = {
-            let state = &mut shared.state();
+            let state = &mut instance.state();
             let asked = state.machine.remove(loss.connection);
             state.wake();
             asked
         };
         if asked {
             let left = left_until(latest).min(way.answer_limit);
-            in_time(&way.portal, left, removal(shared, loss.connection)).await?;
+            in_time(&way.portal, left, removal(instance, loss.connection)).await?;
             continue;
         }
-        let Err(error) = reinstate(shared, way, loss.connection).await else { return Ok(()) };
+        let Err(error) = reinstate(instance, way, loss.connection).await else { return Ok(()) };
         if !error.is_transient() || time::now() + pause > latest {
             return Err(error);
         }
@@ -134,23 +134,23 @@ fn left_until(latest: Instant) -> Duration {
 }
 
 /// Waits until a requested removal has ended, successfully or not.
-async fn removal(shared: &Shared, connection: Cid) -> Result<(), SessionError> {
-    while shared.state().machine.is_being_removed(connection) {
-        if let Some(error) = shared.ended() {
+async fn removal(instance: &Instance, connection: Cid) -> Result<(), SessionError> {
+    while instance.state().machine.is_being_removed(connection) {
+        if let Some(error) = instance.ended() {
             return Err(error);
         }
-        shared.changed.notified().await;
+        instance.changed.notified().await;
     }
     Ok(())
 }
 
-async fn join(shared: &Arc<Shared>, way: &Route) -> Result<(), SessionError> {
-    log_in(shared, way, |shared, way| shared.state().machine.join(way.authentication())).await
+async fn join(instance: &Arc<Instance>, way: &Route) -> Result<(), SessionError> {
+    log_in(instance, way, |instance, way| instance.state().machine.join(way.authentication())).await
 }
 
-async fn reinstate(shared: &Arc<Shared>, way: &Route, lost: Cid) -> Result<(), SessionError> {
-    log_in(shared, way, |shared, way| {
-        let begun = shared.state().machine.reinstate(lost, way.authentication());
+async fn reinstate(instance: &Arc<Instance>, way: &Route, lost: Cid) -> Result<(), SessionError> {
+    log_in(instance, way, |instance, way| {
+        let begun = instance.state().machine.reinstate(lost, way.authentication());
         begun.then_some(lost)
     })
     .await
@@ -158,28 +158,28 @@ async fn reinstate(shared: &Arc<Shared>, way: &Route, lost: Cid) -> Result<(), S
 
 /// Connects, begins a login and completes it.
 async fn log_in(
-    shared: &Arc<Shared>,
+    instance: &Arc<Instance>,
     way: &Route,
-    begin: impl FnOnce(&Shared, &Route) -> Option<Cid>,
+    begin: impl FnOnce(&Instance, &Route) -> Option<Cid>,
 ) -> Result<(), SessionError> {
     let attempt = async {
         let stream = dial(&way.portal).await?;
-        let Some(connection) = begin(shared, way) else { return Err(SessionError::LoggedOut) };
-        let mut attempt = Attempt { shared, connection, joined: false };
+        let Some(connection) = begin(instance, way) else { return Err(SessionError::LoggedOut) };
+        let mut attempt = Attempt { instance, connection, joined: false };
         let mut link = Link::new(stream, connection, way.silence_limit);
-        link.join(shared).await?;
+        link.join(instance).await?;
         attempt.joined = true;
         Ok(link)
     };
     let link = in_time(&way.portal, way.answer_limit, attempt).await?;
-    let served = shared.clone();
-    shared.spawn(async move { link.serve(served).await });
+    let served = instance.clone();
+    instance.spawn(async move { link.serve(served).await });
     Ok(())
 }
 
 /// A login that the machine forgets unless it is completed.
 struct Attempt<'a> {
-    shared: &'a Shared,
+    instance: &'a Instance,
     connection: Cid,
     joined: bool,
 }
@@ -187,7 +187,7 @@ struct Attempt<'a> {
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if !self.joined {
-            self.shared.state().machine.mark_lost(self.connection);
+            self.instance.state().machine.mark_lost(self.connection);
         }
     }
 }

@@ -5,8 +5,8 @@ use sarsen_wire::iscsi::text;
 
 use crate::error::SessionError;
 use crate::establish::{Established, establish, in_time, spawn};
+use crate::instance::{Instance, State};
 use crate::options::SessionOptions;
-use crate::shared::{Shared, State};
 use crate::url::Portal;
 
 /// A target that a portal reports.
@@ -23,24 +23,27 @@ pub async fn discover(
     portal: &Portal,
     options: &SessionOptions,
 ) -> Result<Vec<DiscoveredTarget>, SessionError> {
-    let limit = options.answer_limit;
+    let (identity, limit) = (options.identity.as_ref(), options.answer_limit);
+    let portals = std::slice::from_ref(portal);
     let Established { link, machine, portal, .. } =
-        establish(portal, &SessionTarget::Discovery, options, options.identity.as_ref()).await?;
-    let live = spawn(link, machine);
-    let shared = &live.shared;
-    let result = in_time(&portal, limit, send_targets(shared)).await;
+        establish(portals, &SessionTarget::Discovery, options, identity).await?;
+    let live = spawn(link, machine, portal.clone(), 0);
+    let instance = &live.instance;
+    let result = in_time(&portal, limit, send_targets(instance)).await;
     if result.is_ok() {
         // The answer is complete: an error at the logout does not matter.
-        let _ = in_time(&portal, limit, shared.leave()).await;
+        let _ = in_time(&portal, limit, instance.leave()).await;
     }
     result
 }
 
 /// Sends SendTargets in a discovery session.
-pub(crate) async fn send_targets(shared: &Shared) -> Result<Vec<DiscoveredTarget>, SessionError> {
-    let token = shared.token();
+pub(crate) async fn send_targets(
+    instance: &Instance,
+) -> Result<Vec<DiscoveredTarget>, SessionError> {
+    let token = instance.token();
     let send = |state: &mut State| state.machine.text(b"SendTargets=All\0", token);
-    match shared.wait_for_event(token, send).await? {
+    match instance.wait_for_event(token, send).await? {
         Event::TextDone { text, .. } => targets(&text),
         Event::Rejected { reason, .. } => Err(SessionError::Rejected(reason)),
         _ => Err(SessionError::Aborted),

@@ -9,7 +9,7 @@ use sarsen_io::time;
 use sarsen_proto::iscsi::initiator::{Cid, Event, LEADING, LoginOptions, Session as Machine};
 
 use crate::error::SessionError;
-use crate::shared::{Shared, lost};
+use crate::instance::{Instance, ROUND_TRIPS, lost};
 
 /// Length of the scratch memory, for received bytes that are not read directly into their buffers.
 const SCRATCH_LENGTH: usize = 64 * 1024;
@@ -34,10 +34,14 @@ pub(crate) struct Link {
     scratch: Vec<u8>,
     /// How long the target may send nothing.
     silence_limit: Option<Duration>,
-    /// Time of the last bytes from the target.
+    /// Time of the last sign of the target.
     heard: Instant,
-    /// The target was pinged since then.
-    is_asked: bool,
+    /// When the target was pinged since then.
+    pinged: Option<Instant>,
+    /// How long the target may send nothing now.
+    limit: Option<Duration>,
+    /// The socket was full.
+    is_blocked: bool,
 }
 
 impl Link {
@@ -48,7 +52,9 @@ impl Link {
             scratch: vec![0; SCRATCH_LENGTH],
             silence_limit,
             heard: time::now(),
-            is_asked: false,
+            pinged: None,
+            limit: silence_limit,
+            is_blocked: false,
         }
     }
 
@@ -79,16 +85,16 @@ impl Link {
     }
 
     /// Logs a further connection in. The machine has begun its login already.
-    pub(crate) async fn join(&mut self, shared: &Shared) -> Result<(), SessionError> {
+    pub(crate) async fn join(&mut self, instance: &Instance) -> Result<(), SessionError> {
         loop {
-            if let Some(error) = shared.ended() {
+            if let Some(error) = instance.ended() {
                 return Err(error);
             }
             let (progress, has_sent) = {
-                let state = &mut shared.state();
+                let state = &mut instance.state();
                 let progress = self.send(&mut state.machine)?;
                 self.receive(&mut state.machine)?;
-                shared.deliver(state);
+                instance.deliver(state);
                 state.wake_others(self.connection, progress == SendProgress::Blocked);
                 if state.machine.is_connected(self.connection) {
                     return Ok(());
@@ -102,10 +108,10 @@ impl Link {
     }
 
     /// Serves a connection until it ends.
-    pub(crate) async fn serve(mut self, shared: Arc<Shared>) {
-        let wake = shared.wake_of(self.connection);
+    pub(crate) async fn serve(mut self, instance: Arc<Instance>) {
+        let wake = instance.wake_of(self.connection);
         let error = loop {
-            match self.serve_once(&shared) {
+            match self.serve_once(&instance) {
                 Ok(progress) => {
                     let woken = async {
                         wake.notified().await;
@@ -115,7 +121,7 @@ impl Link {
                         biased;
                         result = self.ready(progress) => result,
                         result = woken => result,
-                        () = self.silence() => self.ask(&shared),
+                        () = self.silence() => self.end_silence(&instance),
                     };
                     if let Err(error) = result {
                         break error;
@@ -127,41 +133,53 @@ impl Link {
         let connection = self.connection;
         // The socket is closed first: the initiator does not wait for data that the target still sends here.
         drop(self);
-        shared.note_end(connection, error);
+        instance.note_end(connection, error);
     }
 
     /// Waits until the target has been silent for too long.
     async fn silence(&self) {
-        match self.silence_limit {
-            Some(limit) if self.is_asked => time::sleep_until(self.heard + limit).await,
-            Some(limit) => time::sleep_until(self.heard + limit / 2).await,
-            None => std::future::pending().await,
-        }
+        let Some(limit) = self.limit else { return std::future::pending().await };
+        // The time after the ping counts: a stall of the initiator loses no connection.
+        let until = match self.pinged {
+            None => self.heard + limit / 3,
+            Some(pinged) => pinged + limit * 2 / 3,
+        };
+        time::sleep_until(until).await;
     }
 
     /// Pings a silent target. An error means that it has not answered.
-    fn ask(&mut self, shared: &Shared) -> Result<(), SessionError> {
-        if self.is_asked {
+    fn end_silence(&mut self, instance: &Instance) -> Result<(), SessionError> {
+        let state = &mut instance.state();
+        if self.pinged.is_some() {
+            if instance.is_recent() {
+                // The next login waits longer, and the one after it, until they last.
+                state.note_round_trip(self.limit.unwrap_or_default() / ROUND_TRIPS * 2);
+            }
             return Err(lost(io::ErrorKind::TimedOut.into()));
         }
-        self.is_asked = true;
-        let token = shared.token();
+        self.pinged = Some(time::now());
+        let token = state.token();
         // Any byte is an answer, so nothing waits for this one.
-        shared.state().machine.ping_over(self.connection, token);
+        state.machine.ping_over(self.connection, token);
         Ok(())
     }
 
     /// Sends and receives until no data is left, or the socket is full.
-    fn serve_once(&mut self, shared: &Shared) -> Result<SendProgress, SessionError> {
+    fn serve_once(&mut self, instance: &Instance) -> Result<SendProgress, SessionError> {
         loop {
-            if let Some(error) = shared.ended() {
+            if let Some(error) = instance.ended() {
                 return Err(error);
             }
-            let state = &mut shared.state();
+            let state = &mut instance.state();
             state.issue_queued();
             let progress = self.send(&mut state.machine)?;
+            let pinged = self.pinged;
             self.receive(&mut state.machine)?;
-            shared.deliver(state);
+            if let Some(pinged) = pinged.filter(|_| self.pinged.is_none()) {
+                state.note_round_trip(self.heard - pinged);
+            }
+            self.limit = state.silence_limit(self.silence_limit);
+            instance.deliver(state);
             state.wake_others(self.connection, progress == SendProgress::Blocked);
             if !state.machine.is_connected(self.connection) {
                 return Err(SessionError::LoggedOut);
@@ -188,7 +206,7 @@ impl Link {
     }
 
     /// Sends the data that is ready.
-    fn send(&self, machine: &mut Machine) -> Result<SendProgress, SessionError> {
+    fn send(&mut self, machine: &mut Machine) -> Result<SendProgress, SessionError> {
         let Some(output) = machine.output(self.connection) else {
             return Ok(SendProgress::Complete);
         };
@@ -198,8 +216,15 @@ impl Link {
             let result = self.stream.try_send(&pieces);
             drop(pieces);
             match result {
-                Ok(count) => output.sent(count),
+                Ok(count) => {
+                    output.sent(count);
+                    // The target has received data for which the socket had no space.
+                    if std::mem::take(&mut self.is_blocked) {
+                        (self.heard, self.pinged) = (time::now(), None);
+                    }
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.is_blocked = true;
                     return Ok(SendProgress::Blocked);
                 }
                 Err(error) => return Err(lost(error)),
@@ -216,7 +241,7 @@ impl Link {
             match self.stream.try_receive(landing, &mut self.scratch) {
                 Ok(0) => return Err(lost(io::ErrorKind::UnexpectedEof.into())),
                 Ok(count) => {
-                    (self.heard, self.is_asked) = (time::now(), false);
+                    (self.heard, self.pinged) = (time::now(), None);
                     let landed = count.min(wanted);
                     machine.landed(self.connection, landed);
                     machine.handle_input(self.connection, &self.scratch[..count - landed])?;

@@ -88,6 +88,23 @@ impl Sense {
         (self.key, self.asc, self.ascq) == (SenseKey::DataProtect, 0x27, 0x07)
     }
 
+    /// Returns whether the unit may have lost acknowledged writes: "power on, reset, or bus device reset occurred" or "power on
+    /// occurred".
+    pub(crate) fn may_have_lost_cache(&self) -> bool {
+        self.key == SenseKey::UnitAttention && self.asc == 0x29 && self.ascq <= 1
+    }
+
+    /// Returns whether the unit reports that its parameters, its identification or the LUN have changed.
+    pub(crate) fn is_change(&self) -> bool {
+        self.key == SenseKey::UnitAttention && matches!(self.asc, 0x2a | 0x3f)
+    }
+
+    /// Returns whether the unit may have dropped commands without an answer: a power on or reset of any kind, or commands that
+    /// another initiator cleared.
+    pub(crate) fn is_reset(&self) -> bool {
+        self.key == SenseKey::UnitAttention && matches!(self.asc, 0x29 | 0x2f)
+    }
+
     /// Parses sense data of the fixed or the descriptor format; returns `None` if it is neither.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         match bytes.first()? & 0x7f {
@@ -207,6 +224,15 @@ pub enum SessionError {
          size has changed"
     )]
     UnitChanged,
+    /// A portal leads to another unit than the other portals.
+    #[error(
+        "{portal} leads to another logical unit than the other portals: its identifier, serial number, block length or size \
+         differs"
+    )]
+    OtherUnit {
+        /// The portal.
+        portal: Portal,
+    },
     /// The unit cannot be a store.
     #[error(
         "a unit with blocks of {block_length} bytes cannot be used; 512, 2048 and 4096 are possible"
@@ -302,6 +328,26 @@ impl SessionError {
             Self::Status(status) => is_busy_status(*status),
             _ => false,
         }
+    }
+
+    /// Returns whether no further login can succeed before a user changes something.
+    pub(crate) fn is_permanent(&self) -> bool {
+        match self {
+            Self::Identity(_)
+            | Self::RedirectedTooOften { .. }
+            | Self::RedirectedNowhere { .. } => true,
+            Self::Tls { source, .. } => !matches!(**source, TlsError::Lost(_)),
+            Self::Connection(error) => matches!(
+                error,
+                ConnectionError::Login(LoginError::Denied { .. } | LoginError::Authentication(_))
+            ),
+            _ => false,
+        }
+    }
+
+    /// Returns whether the target discarded a command whose data it received damaged.
+    pub(crate) const fn is_digest_rejection(&self) -> bool {
+        matches!(self, Self::Rejected(RejectReason::DataDigestError))
     }
 
     /// Returns whether the connection is lost, so that only a new session helps.

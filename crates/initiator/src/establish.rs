@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use sarsen_io::net::Stream;
 use sarsen_io::time;
 use sarsen_proto::iscsi::chap::Algorithm;
@@ -15,19 +16,26 @@ use sarsen_proto::iscsi::initiator::{
 use crate::driver::Link;
 use crate::error::SessionError;
 use crate::identity::ChapCredentials;
+use crate::instance::{Instance, InstanceGuard};
 use crate::options::SessionOptions;
-use crate::shared::{LoginGuard, Shared};
 use crate::tls::{self, TlsError};
 use crate::url::Portal;
 
 /// Maximum of redirections in a row.
 const REDIRECTION_LIMIT: u32 = 4;
+/// How much later than the first portal the others are tried.
+const OTHER_PORTAL_DELAY: Duration = Duration::from_millis(20);
 
-/// Starts the task that serves the first connection of a login.
-pub(crate) fn spawn(link: Link, machine: Machine) -> LoginGuard {
-    let shared = Arc::new(Shared::new(machine));
-    shared.spawn(link.serve(shared.clone()));
-    LoginGuard { shared }
+/// Starts the task that serves the first connection of a login that began at a portal.
+pub(crate) fn spawn(
+    link: Link,
+    machine: Machine,
+    portal: Portal,
+    generation: u64,
+) -> InstanceGuard {
+    let instance = Arc::new(Instance::new(machine, portal, generation));
+    instance.spawn(link.serve(instance.clone()));
+    InstanceGuard { instance }
 }
 
 /// Waits for `answer`, up to `limit`.
@@ -56,6 +64,8 @@ pub(crate) struct LoginTimes {
 pub(crate) struct Established {
     pub(crate) link: Link,
     pub(crate) machine: Machine,
+    /// The portal at which the login began.
+    pub(crate) entry: Portal,
     /// The portal, after redirections.
     pub(crate) portal: Portal,
     /// The CHAP algorithms that the target accepts.
@@ -63,30 +73,36 @@ pub(crate) struct Established {
     pub(crate) times: LoginTimes,
 }
 
-/// Connects and logs in, following redirections.
+/// Connects to the first of the portals that answers, logs in, and follows redirections.
 pub(crate) async fn establish(
-    portal: &Portal,
+    portals: &[Portal],
     target: &SessionTarget,
     options: &SessionOptions,
     identity: Option<&ChapCredentials>,
 ) -> Result<Established, SessionError> {
-    let mut portal = portal.clone();
+    let mut portals = portals.to_vec();
+    let mut entry = None;
     let mut algorithms = Algorithm::ALL.to_vec();
     let mut redirections = 0;
     loop {
         let mut login = options.login(target);
         login.authentication = identity.map(|identity| identity.authentication(&algorithms));
-        match in_time(&portal, options.answer_limit, attempt(&portal, login, options.silence_limit))
-            .await
-        {
-            Ok(established) => return Ok(Established { algorithms, ..established }),
+        let mut reached = portals[0].clone();
+        let attempt = attempt(&portals, &mut reached, login, options.silence_limit);
+        let result = in_time(&portals[0], options.answer_limit, attempt).await;
+        let entry = &*entry.get_or_insert_with(|| reached.clone());
+        match result {
+            Ok((link, machine, times)) => {
+                let (entry, portal) = (entry.clone(), reached);
+                return Ok(Established { link, machine, entry, portal, algorithms, times });
+            }
             Err(SessionError::Connection(ConnectionError::Login(LoginError::Redirected {
                 address,
                 ..
             }))) => {
                 redirections += 1;
                 if redirections > REDIRECTION_LIMIT {
-                    return Err(SessionError::RedirectedTooOften { portal });
+                    return Err(SessionError::RedirectedTooOften { portal: reached });
                 }
                 // RFC 7143 §13.8: a portal group tag may follow the address.
                 let place = address.split(',').next().unwrap_or_default();
@@ -94,7 +110,7 @@ pub(crate) async fn establish(
                     .parse()
                     .map_err(|_| SessionError::RedirectedNowhere { address: address.clone() })?;
                 // A redirection never replaces TLS with plain TCP.
-                portal = Portal { tls: portal.tls, ..elsewhere };
+                portals = vec![Portal { tls: reached.tls, ..elsewhere }];
             }
             // Some targets, tgt among them, take 7 for SHA1, its meaning before the number was assigned to SHA-256. No
             // secret is right for such a target, so 7 is not offered again.
@@ -109,21 +125,48 @@ pub(crate) async fn establish(
     }
 }
 
+/// Logs in through the first of the portals that answers, and sets `reached` to it.
 async fn attempt(
-    portal: &Portal,
+    portals: &[Portal],
+    reached: &mut Portal,
     login: LoginOptions,
     silence_limit: Option<Duration>,
-) -> Result<Established, SessionError> {
+) -> Result<(Link, Machine, LoginTimes), SessionError> {
     let begun = time::now();
-    let mut link = Link::new(dial(portal).await?, LEADING, silence_limit);
+    let (portal, stream) = reach(portals).await?;
+    *reached = portal;
     let connected = time::now();
-    let (machine, secure) = link.log_in(login).await.map_err(|error| refusal(portal, error))?;
+    let mut link = Link::new(stream, LEADING, silence_limit);
+    let (machine, secure) = link.log_in(login).await.map_err(|error| refusal(reached, error))?;
     let times = LoginTimes {
         connect: connected - begun,
         security: secure - connected,
         operational: time::now() - secure,
     };
-    Ok(Established { link, machine, portal: portal.clone(), algorithms: Vec::new(), times })
+    Ok((link, machine, times))
+}
+
+/// Connects to the first of the portals that answers. The others are tried a little later than the first.
+async fn reach(portals: &[Portal]) -> Result<(Portal, Stream), SessionError> {
+    let attempt = |(place, portal): (usize, &Portal)| {
+        let portal = portal.clone();
+        async move {
+            if place > 0 {
+                time::sleep_until(time::now() + OTHER_PORTAL_DELAY).await;
+            }
+            let stream = dial(&portal).await?;
+            Ok((portal, stream))
+        }
+    };
+    let mut attempts: FuturesUnordered<_> = portals.iter().enumerate().map(attempt).collect();
+    let mut failure = None;
+    while let Some(result) = attempts.next().await {
+        match result {
+            Ok(reached) => return Ok(reached),
+            Err(error) => failure = Some(failure.unwrap_or(error)),
+        }
+    }
+    Err(failure.unwrap_or(SessionError::LoggedOut))
 }
 
 pub(crate) async fn dial(portal: &Portal) -> Result<Stream, SessionError> {

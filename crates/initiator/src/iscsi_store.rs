@@ -14,7 +14,7 @@ use sarsen_proto::iscsi::initiator::Completion;
 
 use crate::error::{Sense, SenseKey, SessionError};
 use crate::options::SessionOptions;
-use crate::paths::Paths;
+use crate::path_set::{PathSet, PathStatus};
 use crate::unit::{BlockLimits, Command, Provisioning, Unit, commands};
 use crate::url::Url;
 
@@ -26,15 +26,16 @@ const STATUS_ANCHORED: u8 = 2;
 /// SAM-5 5.3.1.
 const RESERVATION_CONFLICT: u8 = 0x18;
 
-/// A logical unit as a [`Store`]. With [`SessionOptions::reconnect_limit`] it survives lost connections.
+/// A logical unit as a [`Store`]. With [`SessionOptions::reconnect_limit`] it survives lost connections, and uses all portals of its
+/// URL as paths.
 ///
 /// The core that connected it drives its session (see [`crate::Session`]); every core can use it.
 pub struct IscsiStore {
-    shared: Arc<Shared>,
+    inner: Arc<Inner>,
 }
 
-struct Shared {
-    paths: Paths,
+struct Inner {
+    paths: PathSet,
     block_size: BlockSize,
     limits: BlockLimits,
     provisioning: Provisioning,
@@ -50,9 +51,9 @@ struct Shared {
 }
 
 impl IscsiStore {
-    /// Logs in, and examines the unit.
+    /// Logs in through all portals, and examines the unit.
     pub async fn connect(url: &Url, options: &SessionOptions) -> Result<Self, SessionError> {
-        let paths = Paths::connect(url, options).await?;
+        let paths = PathSet::connect(url, options).await?;
         let unit = paths.unit();
         let block_length = unit.capacity().block_length;
         let sizes = [BlockSize::B512, BlockSize::B2048, BlockSize::B4096];
@@ -63,7 +64,7 @@ impl IscsiStore {
         let physical_block_exponent = unit.physical_block_exponent().await?;
         // A unit without the page may have a cache.
         let caching = unit.caching().await?;
-        let shared = Shared {
+        let inner = Inner {
             block_size,
             limits,
             provisioning,
@@ -76,30 +77,35 @@ impl IscsiStore {
             stopped: AtomicBool::new(false),
             paths,
         };
-        Ok(Self { shared: Arc::new(shared) })
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// Returns the unit, for commands that change no blocks.
     pub fn unit(&self) -> &Unit {
-        self.shared.paths.unit()
+        self.inner.paths.unit()
+    }
+
+    /// Returns the status of each path, in the order of the portals.
+    pub fn paths(&self) -> Vec<PathStatus> {
+        self.inner.paths.paths()
     }
 
     /// Carries out a command of any kind, once: if its connection is lost, its caller gets the loss. A command that may
     /// change blocks waits for all writes before it, and later writes wait for it.
     pub async fn command(&self, command: Command) -> Result<Completion, SessionError> {
-        self.shared.paths.command(command).await
+        self.inner.paths.command(command).await
     }
 
     /// Logs out.
     pub async fn logout(&self) -> Result<(), SessionError> {
-        self.shared.paths.logout().await
+        self.inner.paths.logout().await
     }
 
     /// Starts a request that is valid.
     fn start<T, F>(
         &self,
         checked: Result<(), BlockError>,
-        carry_out: impl FnOnce(Arc<Shared>) -> F,
+        carry_out: impl FnOnce(Arc<Inner>) -> F,
     ) -> Reply<T>
     where
         F: Future<Output = Result<T, BlockError>> + 'static,
@@ -107,7 +113,7 @@ impl IscsiStore {
         if let Err(error) = checked {
             return Io::Ready(Err(error));
         }
-        let mut future = Box::pin(carry_out(self.shared.clone()));
+        let mut future = Box::pin(carry_out(self.inner.clone()));
         // A request starts when its method is called.
         match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(result) => Io::Ready(result),
@@ -116,7 +122,7 @@ impl IscsiStore {
     }
 }
 
-impl Shared {
+impl Inner {
     fn check(&self, extent: Extent) -> Result<(), BlockError> {
         extent.check(self.paths.status().block_count())
     }
@@ -212,9 +218,12 @@ impl Shared {
         match self.paths.flush().await {
             Ok(()) => self.check_not_stopped(),
             Err(error) => {
-                // Whatever the reason, no later flush can make up for this one.
-                self.stopped.store(true, Ordering::Release);
-                Err(block_error(error, Extent::new(0, 0), Direction::Write))
+                let error = block_error(error, Extent::new(0, 0), Direction::Write);
+                // After a lost connection the writes are kept until a later flush. Otherwise no later flush makes up for this one.
+                if !matches!(error, BlockError::Unreachable(_)) {
+                    self.stopped.store(true, Ordering::Release);
+                }
+                Err(error)
             }
         }
     }
@@ -290,24 +299,24 @@ impl Shared {
 
 impl Store for IscsiStore {
     fn geometry(&self) -> Geometry {
-        let Shared { paths, block_size, .. } = &*self.shared;
+        let Inner { paths, block_size, .. } = &*self.inner;
         Geometry { block_size: *block_size, block_count: paths.status().block_count() }
     }
 
     fn characteristics(&self) -> Characteristics {
-        let Shared { limits, provisioning, read_only, .. } = &*self.shared;
+        let Inner { limits, provisioning, read_only, .. } = &*self.inner;
         // An UNMAP may keep data; only WRITE SAME says what is read afterwards.
         let unmaps = provisioning.write_same_unmaps && provisioning.reads_zero && !read_only;
         let granularity = u32::from(limits.optimal_granularity.max(1));
         Characteristics {
-            volatile_cache: self.shared.volatile_cache,
+            volatile_cache: self.inner.volatile_cache,
             read_only: *read_only,
             unmap: unmaps.then_some(UnmapSupport {
                 granularity_blocks: limits.unmap_granularity.max(1),
                 anchors: false,
                 tells_space: false,
             }),
-            physical_block_exponent: self.shared.physical_block_exponent,
+            physical_block_exponent: self.inner.physical_block_exponent,
             optimal_transfer: (limits.optimal_blocks > 0).then(|| OptimalTransfer {
                 granularity_blocks: granularity,
                 length_blocks: (limits.optimal_blocks / granularity).max(1) * granularity,
@@ -318,47 +327,48 @@ impl Store for IscsiStore {
     }
 
     fn status(&self) -> &Arc<StoreStatus> {
-        self.shared.paths.status()
+        self.inner.paths.status()
     }
 
     fn read(&self, extent: Extent) -> Reply<Data> {
-        let checked = self.shared.check(extent);
-        self.start(checked, |shared| async move { shared.read(extent).await })
+        let checked = self.inner.check(extent);
+        self.start(checked, |inner| async move { inner.read(extent).await })
     }
 
     fn write(&self, extent: Extent, data: Payload, durability: Durability) -> Reply<()> {
-        let checked = self.shared.check_writable(extent);
-        self.start(checked, |shared| async move { shared.write(extent, data, durability).await })
+        let checked = self.inner.check_writable(extent);
+        self.start(checked, |inner| async move { inner.write(extent, data, durability).await })
     }
 
     fn flush(&self) -> Reply<()> {
-        let checked = self.shared.check_not_stopped();
-        self.start(checked, |shared| async move { shared.flush().await })
+        let checked = self.inner.check_not_stopped();
+        self.start(checked, |inner| async move { inner.flush().await })
     }
 
     fn unmap(&self, extent: Extent) -> Reply<()> {
         let unmaps = self.characteristics().unmap.is_some();
         let checked = self
-            .shared
+            .inner
             .check_writable(extent)
             .and_then(|()| if unmaps { Ok(()) } else { Err(InvalidRequest::Unsupported.into()) });
-        self.start(checked, |shared| async move {
-            shared.zero(extent, Durability::Volatile, true).await
-        })
+        self.start(
+            checked,
+            |inner| async move { inner.zero(extent, Durability::Volatile, true).await },
+        )
     }
 
     fn write_zeroes(&self, extent: Extent, durability: Durability) -> Reply<()> {
-        let checked = self.shared.check_writable(extent);
-        self.start(checked, |shared| async move { shared.zero(extent, durability, false).await })
+        let checked = self.inner.check_writable(extent);
+        self.start(checked, |inner| async move { inner.zero(extent, durability, false).await })
     }
 
     fn allocation(&self, extent: Extent) -> Reply<AllocationRun> {
-        let checked = self.shared.check(extent);
-        self.start(checked, |shared| async move { shared.allocation(extent).await })
+        let checked = self.inner.check(extent);
+        self.start(checked, |inner| async move { inner.allocation(extent).await })
     }
 
     fn resize(&self, _: u64) -> Reply<()> {
-        let read_only = self.shared.read_only;
+        let read_only = self.inner.read_only;
         let reason = if read_only { InvalidRequest::ReadOnly } else { InvalidRequest::Unsupported };
         Io::Ready(Err(reason.into()))
     }
@@ -387,7 +397,9 @@ fn block_error(error: SessionError, extent: Extent, direction: Direction) -> Blo
         | SessionError::Aborted
         | SessionError::CommandTimedOut { .. }
         | SessionError::TargetFailure(_) => BlockError::Transient(system(io::ErrorKind::Other)),
-        SessionError::UnitChanged => StopCause::OutOfService.into(),
+        SessionError::UnitChanged | SessionError::OtherUnit { .. } => {
+            StopCause::OutOfService.into()
+        }
         SessionError::ShortTransfer { .. } | SessionError::MalformedAnswer { .. } => {
             BlockError::medium(lba, direction, system(io::ErrorKind::InvalidData))
         }

@@ -13,13 +13,14 @@ mod driver;
 mod error;
 mod establish;
 mod identity;
+mod instance;
 mod iscsi_store;
 pub mod nbd;
 mod options;
-mod paths;
+mod path_selector;
+mod path_set;
 pub mod phases;
 mod session;
-mod shared;
 pub mod signature;
 pub mod tls;
 pub mod transfer;
@@ -32,6 +33,8 @@ pub use error::{Sense, SenseKey, SessionError};
 pub use identity::{Chap, ChapCredentials};
 pub use iscsi_store::IscsiStore;
 pub use options::SessionOptions;
+pub use path_selector::PathSelector;
+pub use path_set::PathStatus;
 pub use sarsen_proto::iscsi::chap::{Algorithm, Credentials, Secret};
 pub use sarsen_proto::iscsi::initiator::{
     AuthenticationError, Completion, ConnectionError, DigestOffer, LoginError, Residual,

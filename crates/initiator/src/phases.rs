@@ -85,22 +85,23 @@ impl Watch {
 
 /// Times a discovery session: login, SendTargets, logout.
 pub async fn discovery(portal: &Portal, options: &SessionOptions) -> Result<Phases, SessionError> {
+    let (identity, limit) = (options.identity.as_ref(), options.answer_limit);
+    let portals = std::slice::from_ref(portal);
     let Established { link, machine, portal, times, .. } =
-        establish(portal, &SessionTarget::Discovery, options, options.identity.as_ref()).await?;
-    let live = spawn(link, machine);
-    let shared = &live.shared;
+        establish(portals, &SessionTarget::Discovery, options, identity).await?;
+    let live = spawn(link, machine, portal.clone(), 0);
+    let instance = &live.instance;
     let mut watch = Watch::new(times);
-    let limit = options.answer_limit;
     let steps = async {
-        let targets = in_time(&portal, limit, send_targets(shared)).await?;
+        let targets = in_time(&portal, limit, send_targets(instance)).await?;
         watch.step("SendTargets");
-        in_time(&portal, limit, shared.leave()).await?;
+        in_time(&portal, limit, instance.leave()).await?;
         watch.step("logout");
         Ok(targets)
     };
     let targets: Result<_, SessionError> = steps.await;
     let targets = targets?;
-    let parameters = shared.parameters();
+    let parameters = instance.parameters();
     Ok(watch.finish(&parameters, targets))
 }
 

@@ -1,5 +1,6 @@
 //! One logical unit of a session.
 
+mod access;
 mod capacity;
 pub(crate) mod commands;
 mod pages;
@@ -16,11 +17,12 @@ use sarsen_proto::iscsi::output::Payload;
 use sarsen_wire::iscsi::TaskManagementResponse;
 
 use crate::error::{Sense, SenseKey, SessionError};
+use crate::instance::{Hold, Instance, State};
 use crate::options::SessionOptions;
-use crate::session::{Login, Session};
-use crate::shared::{Shared, State};
+use crate::session::Session;
 use crate::url::Url;
 
+pub(crate) use access::{Access, AccessState};
 pub use capacity::Capacity;
 pub use commands::Inquiry;
 pub use pages::{BlockLimits, Caching, Provisioning};
@@ -28,7 +30,7 @@ pub use pages::{BlockLimits, Caching, Provisioning};
 /// Maximum of unit attentions before one command is carried out.
 pub(crate) const UNIT_ATTENTION_LIMIT: u32 = 16;
 /// The additional sense code of "not ready to ready change, medium may have changed" (SPC-4 annex D).
-const MEDIUM_MAY_HAVE_CHANGED: u8 = 0x28;
+pub(crate) const MEDIUM_MAY_HAVE_CHANGED: u8 = 0x28;
 
 /// The data of a [`Command`].
 #[derive(Debug)]
@@ -66,13 +68,23 @@ impl Command {
     }
 }
 
-/// A command that can be sent again: its data is shared.
+/// A command that can be sent again: its data is instance.
 #[derive(Clone)]
 pub(crate) struct PreparedCommand {
     pub(crate) cdb: [u8; 16],
     pub(crate) data: PreparedData,
     pub(crate) attribute: TaskAttribute,
     pub(crate) time_limit: Option<Duration>,
+}
+
+impl PreparedCommand {
+    /// Returns the number of bytes that the command moves.
+    pub(crate) fn data_length(&self) -> u64 {
+        match self.data {
+            PreparedData::None => 0,
+            PreparedData::Read(length) | PreparedData::Write(_, length) => length.into(),
+        }
+    }
 }
 
 /// The data of a prepared command, and its number of bytes.
@@ -139,47 +151,47 @@ impl Unit {
 
     /// Carries a command out and returns its completion, whatever the status. Waits while the target's window is full.
     pub async fn execute(&self, command: Command) -> Result<Completion, SessionError> {
-        let login = self.session.login();
-        let command = prepare(&login.shared, command)?;
-        self.carry_out(&login, &command).await
+        let instance = self.session.instance();
+        let command = prepare(&instance, command)?;
+        self.carry_out(&instance, &command, None).await
     }
 
     /// Carries a command out, and sends it again after a unit attention; any status but GOOD is an error.
     pub async fn command(&self, command: Command) -> Result<Completion, SessionError> {
-        let login = self.session.login();
-        let command = prepare(&login.shared, command)?;
-        good(self.carry_out_attentively(&login, &command, |_| true).await?)
+        let instance = self.session.instance();
+        let command = prepare(&instance, command)?;
+        good(self.carry_out_attentively(&instance, &command).await?)
     }
 
     /// Does the same as [`Self::execute`], and sends a command again that ended with a unit attention (SAM-5 5.14: the unit did not
-    /// carry it out), if `goes_on` after it. Another medium is another disk: the command has another meaning there.
+    /// carry it out). Another medium is another disk: the command has another meaning there.
     pub(crate) async fn carry_out_attentively(
         &self,
-        login: &Login,
+        instance: &Instance,
         command: &PreparedCommand,
-        goes_on: impl Fn(Sense) -> bool,
     ) -> Result<Completion, SessionError> {
         for _ in 0..UNIT_ATTENTION_LIMIT {
-            let completion = self.carry_out(login, command).await?;
+            let completion = self.carry_out(instance, command, None).await?;
             match Sense::of(&completion) {
                 Some(sense)
                     if sense.key == SenseKey::UnitAttention
-                        && sense.asc != MEDIUM_MAY_HAVE_CHANGED
-                        && goes_on(sense) =>
+                        && sense.asc != MEDIUM_MAY_HAVE_CHANGED =>
                 {
                     tracing::debug!(%sense, operation_code = command.cdb[0], "unit attention");
                 }
                 _ => return Ok(completion),
             }
         }
-        self.carry_out(login, command).await
+        self.carry_out(instance, command, None).await
     }
 
-    /// Carries a command out in a login.
+    /// Carries a command out in an instance of the session. `hold` lasts until the command can no longer be carried out, even if the
+    /// returned future is dropped.
     pub(crate) async fn carry_out(
         &self,
-        Login { shared, .. }: &Login,
+        instance: &Instance,
         command: &PreparedCommand,
+        hold: Option<&Hold>,
     ) -> Result<Completion, SessionError> {
         let transfer = match &command.data {
             PreparedData::None => Transfer::None,
@@ -192,22 +204,23 @@ impl Unit {
         };
         let PreparedCommand { cdb, attribute, .. } = *command;
         let request = CommandRequest { lun: self.lun, cdb, attribute, transfer };
-        let token = shared.token();
-        let answer = shared.wait_for_event(token, |state| state.enqueue(request, token));
+        let token = instance.token();
+        let answer =
+            instance.wait_with_hold(token, hold.cloned(), |state| state.enqueue(request, token));
         let Some(limit) = command.time_limit else { return completion(answer.await?) };
         let mut answer = pin!(answer);
         if let Ok(event) = tokio::time::timeout(limit, answer.as_mut()).await {
             return completion(event?);
         }
         let timed_out = SessionError::CommandTimedOut { operation_code: cdb[0], after: limit };
-        if shared.withdraw(token) {
+        if instance.withdraw(token) {
             return Err(timed_out);
         }
         tracing::warn!(operation_code = cdb[0], ?limit, "a command has no answer: aborting it");
         for request in
             [TaskManagement::AbortTask(token), TaskManagement::LogicalUnitReset(self.lun)]
         {
-            let asked = manage(shared, request);
+            let asked = manage(instance, request);
             match tokio::time::timeout(self.session.answer_limit(), asked).await {
                 // The completion of the command was delivered before, whatever it was.
                 Ok(Ok(response)) if ended_by(request, response) => {
@@ -221,18 +234,18 @@ impl Unit {
             }
         }
         // Later actions of the target on the command must not reach this session.
-        shared.abandon();
+        instance.abandon();
         Err(timed_out)
     }
 
     /// Resets the logical unit: all commands of all initiators end.
     pub async fn reset(&self) -> Result<TaskManagementResponse, SessionError> {
-        manage(&self.session.login().shared, TaskManagement::LogicalUnitReset(self.lun)).await
+        manage(&self.session.instance(), TaskManagement::LogicalUnitReset(self.lun)).await
     }
 
     /// Aborts all commands of this session to the unit: they end with [`SessionError::Aborted`].
     pub async fn abort_all(&self) -> Result<TaskManagementResponse, SessionError> {
-        manage(&self.session.login().shared, TaskManagement::AbortTaskSet(self.lun)).await
+        manage(&self.session.instance(), TaskManagement::AbortTaskSet(self.lun)).await
     }
 
     /// Logs the session out, with all its units.
@@ -242,7 +255,10 @@ impl Unit {
 }
 
 /// Returns the command in the form that is sent.
-pub(crate) fn prepare(shared: &Shared, command: Command) -> Result<PreparedCommand, SessionError> {
+pub(crate) fn prepare(
+    instance: &Instance,
+    command: Command,
+) -> Result<PreparedCommand, SessionError> {
     let Command { cdb, transfer, attribute, time_limit } = command;
     let data = match transfer {
         TransferRequest::None => PreparedData::None,
@@ -252,7 +268,7 @@ pub(crate) fn prepare(shared: &Shared, command: Command) -> Result<PreparedComma
                 blocks: buffer.len() as u64,
                 block_length: 1,
             })?;
-            PreparedData::Write(shared.state().machine.payload(buffer), length)
+            PreparedData::Write(instance.state().machine.payload(buffer), length)
         }
     };
     Ok(PreparedCommand { cdb, data, attribute, time_limit })
@@ -280,14 +296,14 @@ pub(crate) fn good(completion: Completion) -> Result<Completion, SessionError> {
 
 /// Requests a task management function on an object that exists.
 async fn manage(
-    shared: &Shared,
+    instance: &Instance,
     request: TaskManagement,
 ) -> Result<TaskManagementResponse, SessionError> {
-    let token = shared.token();
+    let token = instance.token();
     let start = |state: &mut State| {
         state.machine.task_management(request, token);
     };
-    match shared.wait_for_event(token, start).await? {
+    match instance.wait_for_event(token, start).await? {
         Event::TaskManagementDone { response, .. } => Ok(response),
         Event::Rejected { reason, .. } => Err(SessionError::Rejected(reason)),
         _ => Err(SessionError::Aborted),

@@ -1,7 +1,7 @@
-//! `iscsi://[user[%secret]@]host[:port]/target name/lun[?target_user=U&target_password=P]`, as in libiscsi, and
-//! `iscsis://` for TLS, with `ca=FILE` after the `?`. Portals that require a client certificate also need
-//! `certificate=FILE&key=FILE`; `server-name=NAME` is optional. A secret that contains a `/`, `?` or `&` must be given
-//! in the environment ([`Chap`]).
+//! `iscsi://[user[%secret]@]host[:port][,host[:port]...]/target name/lun[?target_user=U&target_password=P]`, as in libiscsi
+//! except for the further portals, and `iscsis://` for TLS, with `ca=FILE` after the `?`. Portals that require a client
+//! certificate also need `certificate=FILE&key=FILE`; `server-name=NAME` is optional. A secret that contains a `/`, `?` or
+//! `&` must be given in the environment ([`Chap`]).
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ use sarsen_wire::iscsi::{DEFAULT_PORT, MAX_NAME_LENGTH};
 
 use crate::identity::Chap;
 use crate::tls::{TlsOptions, TlsQuery};
-use crate::url_error::UrlError;
+use crate::url_error::{PORTAL_LIMIT, UrlError};
 
 /// The maximum number of a LUN with flat space addressing (SAM-5 4.7.7.2).
 const MAX_LUN: u16 = 0x3fff;
@@ -80,8 +80,8 @@ impl FromStr for Portal {
 /// A logical unit on the network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Url {
-    /// The portal on which the target listens.
-    pub portal: Portal,
+    /// The portals on which the target listens, at least one. Each one is a path to the unit.
+    pub portals: Vec<Portal>,
     /// The target's iSCSI name.
     pub target: String,
     /// Logical unit number.
@@ -91,6 +91,16 @@ pub struct Url {
 }
 
 impl Url {
+    /// Returns the first portal.
+    pub fn portal(&self) -> &Portal {
+        &self.portals[0]
+    }
+
+    /// Returns the URL of the same unit through one portal.
+    pub fn through(&self, portal: &Portal) -> Self {
+        Self { portals: vec![portal.clone()], ..self.clone() }
+    }
+
     /// Returns the logical unit number as commands carry it (SAM-5 4.7).
     pub const fn lun_field(&self) -> [u8; 8] {
         let [high, low] = self.lun.to_be_bytes();
@@ -103,12 +113,16 @@ impl Url {
 impl fmt::Display for Url {
     /// Writes the URL without secrets and without the target's user.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.portal.tls.is_some() { TLS_SCHEME } else { SCHEME })?;
+        let tls = &self.portal().tls;
+        f.write_str(if tls.is_some() { TLS_SCHEME } else { SCHEME })?;
         if let Some(user) = &self.chap.user {
             write!(f, "{user}@")?;
         }
-        write!(f, "{}/{}/{}", self.portal, self.target, self.lun)?;
-        match &self.portal.tls {
+        for (place, portal) in self.portals.iter().enumerate() {
+            write!(f, "{}{portal}", if place == 0 { "" } else { "," })?;
+        }
+        write!(f, "/{}/{}", self.target, self.lun)?;
+        match tls {
             Some(tls) => write!(f, "?{}", tls.query()),
             None => Ok(()),
         }
@@ -122,7 +136,7 @@ impl FromStr for Url {
         let (rest, by_tls) = split_scheme(text).ok_or_else(|| UrlError::Scheme(shown(text)))?;
         let (authority, path) = rest.split_once('/').ok_or_else(|| UrlError::Path(shown(rest)))?;
         let (path, query) = path.split_once('?').unwrap_or((path, ""));
-        let (portal, mut chap) = split_authority(authority);
+        let (portals, mut chap) = split_authority(authority);
         let tls = parse_query(query, &mut chap, by_tls)?;
         let (target, lun) = path.split_once('/').ok_or_else(|| UrlError::Path(shown(rest)))?;
         let well_named = ["iqn.", "eui.", "naa."].iter().any(|kind| target.starts_with(kind));
@@ -136,9 +150,32 @@ impl FromStr for Url {
             .ok()
             .filter(|&lun| lun <= MAX_LUN)
             .ok_or_else(|| UrlError::Lun(shown(lun)))?;
-        let portal = Portal { tls, ..portal.parse()? };
-        Ok(Self { portal, target: target.to_owned(), lun, chap })
+        // A user before another portal than the first would take the portals before it as its name.
+        if chap.user.as_ref().is_some_and(|user| user.contains(',')) {
+            return Err(UrlError::PortalList);
+        }
+        let portals = parse_portals(portals, tls.as_ref())?;
+        Ok(Self { portals, target: target.to_owned(), lun, chap })
     }
+}
+
+/// Parses portals that are separated by commas.
+fn parse_portals(text: &str, tls: Option<&Arc<TlsOptions>>) -> Result<Vec<Portal>, UrlError> {
+    let mut portals = Vec::new();
+    for text in text.split(',') {
+        if text.trim() != text || (text.is_empty() && !portals.is_empty()) {
+            return Err(UrlError::PortalList);
+        }
+        let portal = Portal { tls: tls.cloned(), ..text.parse()? };
+        if portals.contains(&portal) {
+            return Err(UrlError::RepeatedPortal(portal.to_string()));
+        }
+        if portals.len() == PORTAL_LIMIT {
+            return Err(UrlError::TooManyPortals);
+        }
+        portals.push(portal);
+    }
+    Ok(portals)
 }
 
 /// The portal for a discovery session: `[iscsi://][user[%secret]@]host[:port][/][?target_user=U&target_password=P]`, or
@@ -213,7 +250,7 @@ mod tests {
     #[test]
     fn a_url_with_everything() {
         let url: Url = "iscsi://me%se@cret@[fe80::1]:3261/iqn.2026-01.x:disk/300".parse().unwrap();
-        assert_eq!(url.portal, Portal { host: "fe80::1".into(), port: 3261, tls: None });
+        assert_eq!(url.portals, [Portal { host: "fe80::1".into(), port: 3261, tls: None }]);
         assert_eq!((url.target.as_str(), url.lun), ("iqn.2026-01.x:disk", 300));
         assert_eq!(url.chap, Chap::parse("me%se@cret"));
         assert_eq!(url.lun.to_be_bytes(), [1, 44]);
@@ -224,6 +261,23 @@ mod tests {
         let url: Url = "iscsi://box/iqn.2026-01.x:disk/0".parse().unwrap();
         assert_eq!(url.to_string(), "iscsi://box:3260/iqn.2026-01.x:disk/0");
         assert_eq!(url.lun_field(), [0; 8]);
+    }
+
+    #[test]
+    fn several_portals_are_separated_by_commas() {
+        let text = "iscsi://me@192.0.2.1:3260,[fe80::2]:3261,san.example:3260/iqn.x/0";
+        let url: Url = text.parse().unwrap();
+        assert_eq!(url.portals.len(), 3);
+        assert_eq!((url.to_string().as_str(), url.portal().port), (text, 3260));
+        assert_eq!(url.through(&url.portals[2]).to_string(), "iscsi://me@san.example:3260/iqn.x/0");
+        let parse = |text: &str| text.parse::<Url>().unwrap_err();
+        let repeated = UrlError::RepeatedPortal("a:3260".into());
+        assert_eq!(parse("iscsi://a,b,a:3260/iqn.x/0"), repeated);
+        assert_eq!(parse("iscsi://a,/iqn.x/0"), UrlError::PortalList);
+        assert_eq!(parse("iscsi://a, b/iqn.x/0"), UrlError::PortalList);
+        assert_eq!(parse("iscsi://a,me@b/iqn.x/0"), UrlError::PortalList);
+        let many: Vec<_> = (1..=17).map(|port| format!("a:{port}")).collect();
+        assert_eq!(parse(&format!("iscsi://{}/iqn.x/0", many.join(","))), UrlError::TooManyPortals);
     }
 
     #[test]
@@ -285,14 +339,14 @@ mod tests {
         let text = "iscsis://me%x@box:3261/iqn.x/0?ca=/etc/ca.pem&target_user=it&target_password=its\
             &certificate=c.pem&key=c.key&server-name=san.example";
         let url: Url = text.parse().unwrap();
-        let tls = url.portal.tls.clone().unwrap();
+        let tls = url.portal().tls.clone().unwrap();
         assert_eq!(tls.ca.to_str(), Some("/etc/ca.pem"));
         assert_eq!(tls.identity, Some(("c.pem".into(), "c.key".into())));
         assert_eq!(url.chap.target_user.as_deref(), Some("it"));
         let shown = "iscsis://me@box:3261/iqn.x/0?ca=/etc/ca.pem&certificate=c.pem&key=c.key\
             &server-name=san.example";
         assert_eq!(url.to_string(), shown);
-        assert_eq!(shown.parse::<Url>().unwrap().portal, url.portal);
+        assert_eq!(shown.parse::<Url>().unwrap().portals, url.portals);
         let asked: DiscoveryUrl = "iscsis://box:3261/?ca=/etc/ca.pem".parse().unwrap();
         assert_eq!((asked.portal.port, asked.portal.tls.unwrap().identity.clone()), (3261, None));
         for (text, error) in [

@@ -1,5 +1,8 @@
 //! Errors of URLs, of the addresses in them, and of their parameters.
 
+/// The maximum number of portals of a unit.
+pub(crate) const PORTAL_LIMIT: usize = 16;
+
 /// The reason why a URL or an address cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
@@ -15,6 +18,15 @@ pub enum UrlError {
     /// The port is invalid.
     #[error("{0:?} is not a port (1 to 65535)")]
     Port(String),
+    /// A portal is named twice.
+    #[error("{0} is named twice; name each portal once")]
+    RepeatedPortal(String),
+    /// The portals are not separated by commas alone, or a user stands before another portal than the first.
+    #[error("separate portals by commas without spaces, and name the user once: USER@HOST,HOST")]
+    PortalList,
+    /// More portals than a unit may have.
+    #[error("a URL has more than {PORTAL_LIMIT} portals; name fewer")]
+    TooManyPortals,
     /// The target's name is missing or invalid.
     #[error("{0:?} is not an iSCSI name: iqn., eui. or naa. and at most 223 bytes")]
     Target(String),

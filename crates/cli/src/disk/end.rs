@@ -41,7 +41,8 @@ impl EndUrl {
     pub(super) fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Iscsi(one), Self::Iscsi(other)) => {
-                (&one.portal, &one.target, one.lun) == (&other.portal, &other.target, other.lun)
+                let shares_a_portal = one.portals.iter().any(|one| other.portals.contains(one));
+                shares_a_portal && (&one.target, one.lun) == (&other.target, other.lun)
             }
             (Self::Nbd(one), Self::Nbd(other)) => one == other,
             (Self::Iscsi(_), Self::Nbd(_)) | (Self::Nbd(_), Self::Iscsi(_)) => false,

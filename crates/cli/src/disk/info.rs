@@ -1,19 +1,24 @@
 //! `sarsen disk info`.
 
 use std::fmt::Debug;
+use std::time::Duration;
 
 use sarsen_initiator::transfer::Disk;
-use sarsen_initiator::{Inquiry, SessionError, SessionOptions, Url};
+use sarsen_initiator::{Inquiry, PathStatus, SessionError, SessionOptions, Url};
 use sarsen_node::config::render_size;
 use serde::Serialize;
 
 use crate::output::{one_line, print_line};
+
+/// How long the paths after the first one may take to log in.
+const PATHS_LIMIT: Duration = Duration::from_secs(2);
 
 /// The stable format of `--json`.
 #[derive(Serialize)]
 struct Info {
     url: String,
     portal: String,
+    paths: Vec<PathInfo>,
     vendor: String,
     product: String,
     revision: String,
@@ -27,6 +32,33 @@ struct Info {
     provisioning: Provisioning,
     limits: Limits,
     negotiated: Negotiated,
+}
+
+/// A path to the disk.
+#[derive(Serialize)]
+struct PathInfo {
+    portal: String,
+    /// `active`, `standby` (logged in, but the disk accepts no commands there) or `failed`.
+    state: &'static str,
+    /// Why it failed.
+    failure: Option<String>,
+}
+
+impl PathInfo {
+    fn of(path: PathStatus) -> Self {
+        let state = match &path.entry {
+            Some(_) if path.is_active => "active",
+            Some(_) => "standby",
+            None => "failed",
+        };
+        let failure = path.failure.map(|failure| failure.to_string());
+        Self { portal: path.portal.to_string(), state, failure }
+    }
+
+    fn render(&self) -> String {
+        let failure = self.failure.iter().map(|failure| format!(": {failure}"));
+        format!("{} {}{}", self.portal, self.state, failure.collect::<String>())
+    }
 }
 
 #[derive(Serialize)]
@@ -68,9 +100,11 @@ async fn collect(disk: &Disk) -> Result<Info, SessionError> {
     let (capacity, limits) = (unit.capacity(), disk.limits());
     let (caching, provisioning) = (unit.caching().await?, disk.provisioning());
     let keys = unit.session().parameters();
+    let paths = disk.paths(PATHS_LIMIT).await;
     Ok(Info {
         url: disk.place().to_owned(),
         portal: unit.session().portal().to_string(),
+        paths: paths.into_iter().map(PathInfo::of).collect(),
         vendor,
         product,
         revision,
@@ -192,6 +226,8 @@ fn render(info: &Info) -> String {
         ("MaxOutstandingR2T", keys.max_outstanding_r2t.to_string()),
         ("ErrorRecoveryLevel", keys.error_recovery_level.to_string()),
     ];
+    let paths = info.paths.iter().filter(|_| info.paths.len() > 1);
+    let rows: Vec<_> = rows.into_iter().chain(paths.map(|path| ("Path", path.render()))).collect();
     let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let lines: Vec<_> =
         rows.iter().map(|(name, value)| format!("{name:width$}  {}", one_line(value))).collect();

@@ -120,7 +120,7 @@ fn explicit(arguments: &Arguments, portal: &Portal, target: &str) -> anyhow::Res
     let url = format!("iscsi://{portal}/{target}/{}", arguments.lun);
     let url: sarsen_initiator::Url = url.parse().map_err(|error| UsageError(format!("{error}")))?;
     Ok(AccessPath {
-        portal: PortalAddress { host: url.portal.host, port: url.portal.port },
+        portal: PortalAddress { host: url.portal().host.clone(), port: url.portal().port },
         protocol: Protocol::Iscsi,
         group: None,
         tls: false,

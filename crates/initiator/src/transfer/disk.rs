@@ -1,6 +1,7 @@
 //! A disk on the network, as a source or a sink of a transfer.
 
 use std::cell::Cell;
+use std::time::Duration;
 
 use sarsen_block::Buffer;
 
@@ -8,7 +9,7 @@ use super::runs::{HOLE_LENGTH, is_zero, runs};
 use super::{PIECE_LENGTH, TransferError};
 use crate::error::{SenseKey, SessionError};
 use crate::options::SessionOptions;
-use crate::paths::Paths;
+use crate::path_set::{PathSet, PathStatus};
 use crate::signature::{self, Occupied, Signature};
 use crate::unit::{BlockLimits, Provisioning, Unit};
 use crate::url::Url;
@@ -18,7 +19,7 @@ const BLOCK_LENGTH_LIMIT: u32 = 1 << 20;
 
 /// A disk on the network, with the limits of its commands.
 pub struct Disk {
-    paths: Paths,
+    paths: PathSet,
     place: String,
     block_length: u64,
     limits: BlockLimits,
@@ -32,7 +33,7 @@ impl Disk {
     pub async fn open(url: &Url, options: &SessionOptions) -> Result<Self, TransferError> {
         let place = url.to_string();
         let failed = |source| TransferError::Open { place: place.clone(), source };
-        let paths = Paths::connect(url, options).await.map_err(failed)?;
+        let paths = PathSet::connect(url, options).await.map_err(failed)?;
         let unit = paths.unit();
         let block_length = unit.capacity().block_length;
         if block_length > BLOCK_LENGTH_LIMIT {
@@ -51,8 +52,14 @@ impl Disk {
     }
 
     /// Returns the unit.
-    pub const fn unit(&self) -> &Unit {
+    pub fn unit(&self) -> &Unit {
         self.paths.unit()
+    }
+
+    /// Returns the status of each path, after each one has been tried or `limit` has passed.
+    pub async fn paths(&self, limit: Duration) -> Vec<PathStatus> {
+        self.paths.attempt_all(limit).await;
+        self.paths.paths()
     }
 
     /// Returns its URL without a secret, for messages.

@@ -118,7 +118,7 @@ fn caching(data: &[u8]) -> Option<Caching> {
 }
 
 impl Unit {
-    async fn page(&self, page: u8) -> Result<Option<Vec<u8>>, SessionError> {
+    pub(super) async fn page(&self, page: u8) -> Result<Option<Vec<u8>>, SessionError> {
         let data = optional(self.inquiry_data(Some(page)).await)?;
         Ok(data.and_then(|data| page_body(page, &data).map(<[u8]>::to_vec)))
     }

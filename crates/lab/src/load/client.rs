@@ -77,7 +77,7 @@ impl Client {
         scratch: &mut [u8],
     ) -> Result<Self, LoadError> {
         let SessionPlacement { url, address, index } = place;
-        let socket = Socket::connect(&url.portal, address, PREPARATION_LIMIT)?;
+        let socket = Socket::connect(url.portal(), address, PREPARATION_LIMIT)?;
         let connection = Connection::new(login_options(options, url, index)?);
         let mut link = Preparation { socket, connection, scratch, lun: url.lun_field() };
         link.wait(|event| matches!(event, Event::LoggedIn).then_some(()))?;

@@ -94,7 +94,7 @@ fn read_back(
 }
 
 fn log_in(options: &LoadOptions, url: &Url, shared: &mut Shared) -> Result<Vec<Client>, LoadError> {
-    let portal = &url.portal;
+    let portal = url.portal();
     let address = (portal.host.as_str(), portal.port)
         .to_socket_addrs()
         .map_err(|source| LoadError::System { what: "find the host", source })?

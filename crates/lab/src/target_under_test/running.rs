@@ -135,7 +135,7 @@ impl Running {
         };
         Ok(match unit {
             VolumeEndpoint::Iscsi { port, target, lun } => Endpoint::Iscsi(Url {
-                portal: portal(*port)?,
+                portals: vec![portal(*port)?],
                 target: target.clone(),
                 lun: *lun,
                 chap: Chap::default(),

@@ -159,8 +159,8 @@ fn launch(
     });
     announced.map_err(|error| running.explain(error))?;
     for (name, url) in volumes(&said)? {
-        let unit =
-            VolumeEndpoint::Iscsi { port: url.portal.port, target: url.target, lun: url.lun };
+        let port = url.portal().port;
+        let unit = VolumeEndpoint::Iscsi { port, target: url.target, lun: url.lun };
         running.add_unit(&name, unit);
     }
     let mut version = Command::new(program);

@@ -126,7 +126,7 @@ impl TimedSession {
         let mut sessions = Vec::new();
         for _ in 0..count {
             sessions.push(if self.is_discovery() {
-                phases::discovery(&url.portal, &options).await?
+                phases::discovery(url.portal(), &options).await?
             } else {
                 phases::normal(url, &options).await?
             });

@@ -1,57 +1,19 @@
 //! Writes that may have to be written again: those without an answer, and those since the last flush.
+//!
+//! A write whose caller dropped it, or whose path was lost for too long, may have been carried out. A read may have returned its
+//! data, so writing an older write again must not undo it: it is kept as well.
 
+use std::any::Any;
 use std::collections::BTreeMap;
-use std::pin::pin;
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 
+use crate::instance::Hold;
 use crate::unit::PreparedCommand;
 
 /// Maximum memory of the kept writes before they are flushed.
 const UNFLUSHED_LIMIT: usize = 64 << 20;
-
-/// The blocks of writes that have no answer yet.
-#[derive(Default)]
-pub(crate) struct WriteRangeLocks {
-    held: Mutex<Vec<(u64, u64)>>,
-    released: Notify,
-}
-
-/// Blocks that belong to one write until this is dropped.
-pub(crate) struct LockedBlocks<'a> {
-    extents: &'a WriteRangeLocks,
-    extent: (u64, u64),
-}
-
-impl WriteRangeLocks {
-    /// Waits until no other write uses any of the blocks from `first` to before `end`.
-    pub(crate) async fn claim(&self, first: u64, end: u64) -> LockedBlocks<'_> {
-        loop {
-            let mut released = pin!(self.released.notified());
-            released.as_mut().enable();
-            {
-                let mut held = self.held.lock();
-                if !held.iter().any(|&(other, its_end)| first < its_end && other < end) {
-                    held.push((first, end));
-                    return LockedBlocks { extents: self, extent: (first, end) };
-                }
-            }
-            released.await;
-        }
-    }
-}
-
-impl Drop for LockedBlocks<'_> {
-    fn drop(&mut self) {
-        let mut held = self.extents.held.lock();
-        if let Some(place) = held.iter().position(|extent| *extent == self.extent) {
-            held.swap_remove(place);
-        }
-        drop(held);
-        self.extents.released.notify_waiters();
-    }
-}
 
 /// A write that may still be only in the unit's cache.
 #[derive(Clone)]
@@ -61,8 +23,29 @@ pub(crate) struct VolatileWrite {
     pub(crate) extent: (u64, u64),
     /// Bytes of memory that the data occupies: far more than its length if it is short.
     pub(crate) memory: usize,
-    /// [`UnansweredWrite::note_answer`] was called.
-    pub(crate) answered: bool,
+    pub(crate) answer: Answer,
+}
+
+/// What is known about the answer to a write.
+#[derive(Clone)]
+pub(crate) enum Answer {
+    /// Its caller waits for it.
+    Awaited,
+    /// The write was carried out.
+    Good,
+    /// No caller waits for it any more. The write may be carried out until this hold ends.
+    Unknown(Weak<dyn Any + Send + Sync>),
+}
+
+impl Answer {
+    /// Returns whether a flush that is sent now brings the write to stable storage, if it is ever carried out.
+    fn is_flushable(&self) -> bool {
+        match self {
+            Self::Awaited => false,
+            Self::Good => true,
+            Self::Unknown(hold) => hold.strong_count() == 0,
+        }
+    }
 }
 
 impl VolatileWrite {
@@ -75,24 +58,37 @@ impl VolatileWrite {
 pub(crate) struct UnansweredWrite<'a> {
     unflushed: &'a Unflushed,
     number: u64,
+    hold: Weak<dyn Any + Send + Sync>,
 }
 
 impl UnansweredWrite<'_> {
     /// Notes that the write was carried out. Unless the write is `stable` now, it waits for a flush.
     pub(crate) fn note_answer(self, stable: bool) {
         let kept = &mut *self.unflushed.kept.lock();
-        let stable = kept.write_through || (stable && !kept.has_older(self.number));
-        if !stable && let Some(write) = kept.writes.get_mut(&self.number) {
-            write.answered = true;
+        if kept.write_through {
+            // Whatever was carried out before is stable, and must not be written again over this write.
+            kept.forget(&kept.flushable());
         }
+        let stable = (kept.write_through || stable) && !kept.has_older(self.number);
+        match kept.writes.get_mut(&self.number) {
+            Some(write) if !stable => write.answer = Answer::Good,
+            _ => kept.forget(&[self.number]),
+        }
+    }
+
+    /// Notes that the unit has refused the write.
+    pub(crate) fn note_failure(self) {
+        self.unflushed.forget(&[self.number]);
     }
 }
 
 impl Drop for UnansweredWrite<'_> {
     fn drop(&mut self) {
         let kept = &mut *self.unflushed.kept.lock();
-        if !kept.writes.get(&self.number).is_some_and(|write| write.answered) {
-            kept.forget(&[self.number]);
+        if let Some(write) = kept.writes.get_mut(&self.number)
+            && matches!(write.answer, Answer::Awaited)
+        {
+            write.answer = Answer::Unknown(self.hold.clone());
         }
     }
 }
@@ -130,8 +126,8 @@ impl Kept {
         }
     }
 
-    fn answered(&self) -> Vec<u64> {
-        let answered = self.writes.iter().filter(|(_, write)| write.answered);
+    fn flushable(&self) -> Vec<u64> {
+        let answered = self.writes.iter().filter(|(_, write)| write.answer.is_flushable());
         answered.map(|(number, _)| *number).collect()
     }
 }
@@ -142,22 +138,21 @@ impl Unflushed {
         let kept = &mut *self.kept.lock();
         kept.write_through = write_through;
         if write_through {
-            kept.forget(&kept.answered());
+            kept.forget(&kept.flushable());
         }
     }
 
     /// Keeps a write that is about to be sent. It must be kept before its answer arrives: the connection may be lost
     /// between the answer and the moment at which the caller sees it.
     ///
-    /// A write that ends without [`UnansweredWrite::note_answer`] is forgotten: it failed, or its caller dropped it,
-    /// and other callers may write to its blocks next.
-    pub(crate) fn keep(&self, write: VolatileWrite) -> UnansweredWrite<'_> {
+    /// `hold` lasts until the write can no longer be carried out.
+    pub(crate) fn keep(&self, write: VolatileWrite, hold: &Hold) -> UnansweredWrite<'_> {
         let kept = &mut *self.kept.lock();
         let number = kept.next;
         kept.next += 1;
         kept.bytes += write.bytes();
         kept.writes.insert(number, write);
-        UnansweredWrite { unflushed: self, number }
+        UnansweredWrite { unflushed: self, number, hold: Arc::downgrade(hold) }
     }
 
     pub(crate) fn forget(&self, numbers: &[u64]) {
@@ -165,16 +160,21 @@ impl Unflushed {
     }
 
     /// Returns the writes that a flush sent now brings to stable storage.
-    pub(crate) fn answered(&self) -> Vec<u64> {
-        self.kept.lock().answered()
+    pub(crate) fn flushable(&self) -> Vec<u64> {
+        self.kept.lock().flushable()
     }
 
-    pub(crate) fn all(&self) -> Vec<VolatileWrite> {
-        self.kept.lock().writes.values().cloned().collect()
+    /// Returns the writes with their numbers, in order.
+    pub(crate) fn all(&self) -> Vec<(u64, VolatileWrite)> {
+        self.kept.lock().writes.iter().map(|(number, write)| (*number, write.clone())).collect()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.kept.lock().writes.is_empty()
+    }
+
+    pub(crate) fn is_write_through(&self) -> bool {
+        self.kept.lock().write_through
     }
 
     pub(crate) fn is_full(&self) -> bool {
@@ -185,26 +185,12 @@ impl Unflushed {
 
 #[cfg(test)]
 mod tests {
-    use futures_util::FutureExt;
     use sarsen_block::Buffer;
     use sarsen_proto::iscsi::Output;
     use sarsen_proto::iscsi::initiator::TaskAttribute;
 
     use super::*;
     use crate::unit::PreparedData;
-
-    #[test]
-    fn writes_to_the_same_blocks_wait_for_each_other() {
-        let extents = WriteRangeLocks::default();
-        let first = extents.claim(10, 20).now_or_never().unwrap();
-        let beside = extents.claim(20, 30).now_or_never().unwrap();
-        let mut across = pin!(extents.claim(15, 25));
-        assert!(across.as_mut().now_or_never().is_none());
-        drop(first);
-        assert!(across.as_mut().now_or_never().is_none());
-        drop(beside);
-        assert!(across.now_or_never().is_some());
-    }
 
     /// Returns a write whose CDB begins with the byte `mark`.
     fn kept(mark: u8, length: u32, extent: (u64, u64)) -> VolatileWrite {
@@ -213,46 +199,77 @@ mod tests {
         let data = PreparedData::Write(Output::default().payload(data.into()), length);
         let attribute = TaskAttribute::Simple;
         let command = PreparedCommand { cdb: [mark; 16], data, attribute, time_limit: None };
-        VolatileWrite { command, extent, memory, answered: false }
+        VolatileWrite { command, extent, memory, answer: Answer::Awaited }
+    }
+
+    impl Unflushed {
+        /// Keeps a write that can be carried out at any time.
+        fn keep_held(&self, write: VolatileWrite) -> UnansweredWrite<'_> {
+            let hold: Hold = Arc::new(());
+            let unanswered = self.keep(write, &hold);
+            std::mem::forget(hold);
+            unanswered
+        }
     }
 
     fn marks(unflushed: &Unflushed) -> Vec<u8> {
-        unflushed.all().iter().map(|kept| kept.command.cdb[0]).collect()
+        unflushed.all().iter().map(|(_, kept)| kept.command.cdb[0]).collect()
     }
 
     #[test]
     fn flush_forgets_only_writes_answered_before_it() {
         let unflushed = Unflushed::default();
         let [first, second, third] =
-            [1, 2, 3].map(|mark| unflushed.keep(kept(mark, 512, (mark.into(), 4))));
+            [1, 2, 3].map(|mark| unflushed.keep_held(kept(mark, 512, (mark.into(), 4))));
         first.note_answer(false);
-        let flushed = unflushed.answered();
+        let flushed = unflushed.flushable();
         third.note_answer(false);
         unflushed.forget(&flushed);
         assert_eq!(marks(&unflushed), [2, 3], "in the order in which they were sent");
         drop(second);
-        assert_eq!(marks(&unflushed), [3], "nobody waits for it: others may have written there");
+        unflushed.forget(&unflushed.flushable());
+        assert_eq!(
+            marks(&unflushed),
+            [2],
+            "no caller waits for it, but it may still be carried out"
+        );
+    }
+
+    #[test]
+    fn a_write_without_an_answer_is_kept_until_a_flush_after_its_end() {
+        let unflushed = Unflushed::default();
+        let hold: Hold = Arc::new(());
+        drop(unflushed.keep(kept(1, 512, (1, 2)), &hold));
+        assert!(unflushed.flushable().is_empty(), "it may be carried out after a flush");
+        drop(hold);
+        assert_eq!(unflushed.flushable().len(), 1);
+        unflushed.keep_held(kept(2, 512, (1, 2))).note_failure();
+        assert_eq!(marks(&unflushed), [1]);
+        unflushed.set_write_through(true);
+        drop(unflushed.keep(kept(3, 512, (1, 2)), &(Arc::new(()) as Hold)));
+        unflushed.keep_held(kept(4, 512, (1, 2))).note_answer(false);
+        assert!(unflushed.is_empty(), "an older write must not be written again");
     }
 
     #[test]
     fn a_stable_write_is_kept_behind_an_older_one_that_would_undo_it() {
         let unflushed = Unflushed::default();
-        unflushed.keep(kept(1, 512, (10, 20))).note_answer(false);
-        unflushed.keep(kept(2, 512, (20, 30))).note_answer(true);
-        unflushed.keep(kept(3, 512, (19, 20))).note_answer(true);
+        unflushed.keep_held(kept(1, 512, (10, 20))).note_answer(false);
+        unflushed.keep_held(kept(2, 512, (20, 30))).note_answer(true);
+        unflushed.keep_held(kept(3, 512, (19, 20))).note_answer(true);
         assert_eq!(marks(&unflushed), [1, 3]);
-        unflushed.forget(&unflushed.answered());
-        unflushed.keep(kept(4, 512, (19, 20))).note_answer(true);
+        unflushed.forget(&unflushed.flushable());
+        unflushed.keep_held(kept(4, 512, (19, 20))).note_answer(true);
         assert!(unflushed.is_empty(), "the older ones were flushed");
     }
 
     #[test]
     fn unit_without_cache_keeps_only_unanswered_writes() {
         let unflushed = Unflushed::default();
-        unflushed.keep(kept(1, 512, (1, 2))).note_answer(false);
-        let open = unflushed.keep(kept(2, 512, (2, 3)));
+        unflushed.keep_held(kept(1, 512, (1, 2))).note_answer(false);
+        let open = unflushed.keep_held(kept(2, 512, (2, 3)));
         unflushed.set_write_through(true);
-        unflushed.keep(kept(3, 512, (3, 4))).note_answer(false);
+        unflushed.keep_held(kept(3, 512, (3, 4))).note_answer(false);
         assert_eq!(marks(&unflushed), [2]);
         // After a new login the unit may have a volatile cache.
         unflushed.set_write_through(false);
@@ -266,13 +283,13 @@ mod tests {
         let each = kept(1, 0, (1, 1)).bytes();
         let most = UNFLUSHED_LIMIT / each;
         for _ in 0..most {
-            unflushed.keep(kept(1, 0, (1, 1))).note_answer(false);
+            unflushed.keep_held(kept(1, 0, (1, 1))).note_answer(false);
         }
         assert!(!unflushed.is_full() && each > sarsen_block::buffer::ALIGNMENT);
-        let one_more = unflushed.keep(kept(1, 0, (1, 1)));
+        let one_more = unflushed.keep_held(kept(1, 0, (1, 1)));
         assert!(unflushed.is_full());
-        drop(one_more);
-        unflushed.forget(&unflushed.answered());
+        one_more.note_failure();
+        unflushed.forget(&unflushed.flushable());
         assert_eq!(unflushed.kept.lock().bytes, 0);
     }
 }
