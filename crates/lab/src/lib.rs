@@ -20,6 +20,7 @@ pub mod limits;
 pub mod load;
 pub mod machine;
 pub mod mix;
+pub mod multipath;
 pub mod network;
 pub mod process;
 pub mod published;

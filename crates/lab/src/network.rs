@@ -172,6 +172,12 @@ impl Network {
         }
     }
 
+    /// Cuts the cable of a link, or joins it again: nothing arrives, and neither side is notified.
+    pub fn set_link(&self, index: usize, is_up: bool) -> Result<(), String> {
+        let sides = self.sides.as_ref().ok_or("the loopback cannot be cut")?;
+        sides.set_up(&sides::ends(index), is_up)
+    }
+
     /// Executes `work` on a thread whose sockets belong to the initiator's side.
     ///
     /// # Panics

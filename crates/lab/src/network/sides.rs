@@ -121,6 +121,20 @@ impl Sides {
         self.targets.ip(&format!("link del {}\n", ends[0].interface))
     }
 
+    /// Deactivates the interface of the targets' side, or activates it again. The carrier of the other one follows.
+    pub(super) fn set_up(&self, ends: &[LinkEnd; 2], is_up: bool) -> Result<(), String> {
+        let [LinkEnd { interface, peer, peer_ethernet, .. }, _] = ends;
+        self.targets.ip(&if is_up {
+            // The neighbour was removed with the carrier.
+            format!(
+                "link set dev {interface} up\n\
+                 neighbour replace {peer} lladdr {peer_ethernet} dev {interface} nud permanent\n"
+            )
+        } else {
+            format!("link set dev {interface} down\n")
+        })
+    }
+
     /// Sets the addresses of the interfaces at both ends and activates them; `more` has additional settings of each.
     pub(super) fn take_up(&self, ends: &[LinkEnd; 2], more: &str) -> Result<(), String> {
         self.targets.ip(&ends[0].commands(more))?;

@@ -16,6 +16,7 @@ use sarsen_node::stores::CacheMode;
 
 use super::{Choices, Measurement, Plan, Point, Study, load_for};
 use crate::access::AccessPattern;
+use crate::multipath::{self, Fault};
 use crate::network::LinkProfile;
 use crate::record::{Labels, Outcome, Run, Scale};
 use crate::report::Report;
@@ -27,8 +28,17 @@ const LOAD: &str = "load";
 const OPERATION: &str = "operation";
 /// The dimension of cells without a load: the failover of a client's I/O to another path.
 const FAILOVER: &str = "failover";
+/// The dimension of the cells for the throughput over several paths.
+const PATH_COUNT: &str = "paths";
+/// Their values.
+const PATHS: [usize; 3] = [1, 2, 4];
 
 const REPETITIONS: u32 = 3;
+/// Number of failovers of each kind in a full run, and the approximate time of one.
+const ROUNDS: u32 = 50;
+const ROUND: Duration = Duration::from_secs(1);
+/// The shortest measurement over several paths: TCP takes some time to use a link.
+const SHORTEST: Duration = Duration::from_millis(600);
 
 /// The modes with their names and guarantees: whether memory serves reads, and whether acknowledged writes survive a
 /// power loss.
@@ -135,7 +145,14 @@ impl Study for Aravindan {
                 }
             }
         }
-        points.push(failover(&targets_under_test[0]));
+        let rounds = match choices.scale {
+            Scale::Quick => 1,
+            Scale::Full => ROUNDS.div_ceil(REPETITIONS),
+        };
+        points.extend(
+            PATHS.map(|paths| throughput(&targets_under_test[0], paths, duration.max(SHORTEST))),
+        );
+        points.extend(Fault::ALL.map(|fault| failover(&targets_under_test[0], fault, rounds)));
         Some(Plan {
             links: vec![LinkProfile::loopback()],
             volumes: MODES
@@ -182,18 +199,28 @@ fn measurement(
     }
 }
 
-/// Returns the cell for the interruption of a client's I/O when its path fails and another path exists.
-fn failover(target_under_test: &TargetUnderTest) -> Point {
+/// Returns the cell for the reads over several paths. It starts its own server.
+fn throughput(target_under_test: &TargetUnderTest, links: usize, duration: Duration) -> Point {
     Point {
-        labels: Labels::new().with(TARGET, target_under_test).with(FAILOVER, ACTIVE_ACTIVE),
+        labels: Labels::new().with(TARGET, target_under_test).with(PATH_COUNT, links),
         target_under_test: 0,
         volume: MODES[0].name.into(),
         link: LinkProfile::loopback().name,
         writes: false,
-        time: Duration::ZERO,
-        measurement: Box::new(|_| {
-            let reason = "a failover needs two paths to a unit, and this initiator has one";
-            Outcome::NotMeasured(reason.into())
-        }),
+        time: duration,
+        measurement: Box::new(move |_| multipath::throughput(links, duration)),
+    }
+}
+
+/// Returns the cell for the interruption of a client's I/O when its path fails and another path exists. It starts its own server.
+fn failover(target_under_test: &TargetUnderTest, fault: Fault, rounds: u32) -> Point {
+    Point {
+        labels: Labels::new().with(TARGET, target_under_test).with(FAILOVER, fault.name()),
+        target_under_test: 0,
+        volume: MODES[0].name.into(),
+        link: LinkProfile::loopback().name,
+        writes: false,
+        time: ROUND * rounds,
+        measurement: Box::new(move |subject| multipath::failover(fault, rounds, subject.seed)),
     }
 }

@@ -1,18 +1,15 @@
 //! A comparison of cache modes, the order of targets, and the time of a failover next to its formula.
 
-use std::time::Duration;
-
 use super::super::layout;
-use super::{ACTIVE_ACTIVE, CACHE, FAILOVER, LOADS, MODES, Mode, OPERATIONS, TARGET, labels};
-use crate::published::aravindan::{
-    FAILOVER_BY_FORMULA, FAILOVER_MEASURED, ORDER, TIMEOUT, failover_by_formula,
+use super::{
+    ACTIVE_ACTIVE, CACHE, FAILOVER, LOADS, MODES, Mode, OPERATIONS, PATH_COUNT, TARGET, labels,
 };
+use crate::multipath::{FAILOVER_MS, LINK_RATE_MBIT, LONGEST_FAILOVER_MS};
+use crate::published::aravindan::{FAILOVER_BY_FORMULA, FAILOVER_MEASURED, ORDER, TIMEOUT};
 use crate::record::{Labels, Run, figure};
 use crate::report::{Bars, Block, Cell, Report, Section, Table};
 use crate::statistics::Summary;
 
-/// Duration of a failover in milliseconds.
-const FAILOVER_MS: &str = "failover_ms";
 /// The name of the medium without iSCSI, which has no target process to measure.
 const DIRECT: &str = "direct";
 
@@ -25,6 +22,7 @@ pub(super) fn report(run: &Run) -> Report {
     sections.push(for_measuring(run));
     sections.push(order(run));
     sections.push(costs(run));
+    sections.push(over_paths(run));
     sections.push(failover(run));
     Report {
         title: "Cache modes, the order of targets, and failover".into(),
@@ -315,10 +313,33 @@ fn costs(run: &Run) -> Section {
     Section { heading: "Latency, and CPU time of the target".into(), blocks: blocks.to_vec() }
 }
 
+/// Returns the section with the throughput over several paths.
+fn over_paths(run: &Run) -> Section {
+    let labels = |paths: &str| Labels::new().with(PATH_COUNT, paths);
+    let counts = run.values(PATH_COUNT);
+    let one = counts.first().and_then(|one| mean(run, &labels(one), figure::MB_PER_S));
+    let row = |paths: &&str| {
+        let own = mean(run, &labels(paths), figure::MB_PER_S);
+        vec![
+            layout::text(*paths),
+            layout::cell(run, &labels(paths), figure::MB_PER_S, 1),
+            layout::number(one.zip(own).map(|(one, own)| own / one), 2),
+        ]
+    };
+    let table = Table {
+        caption: "Reads of 64 KiB over several paths of this project's initiator".into(),
+        columns: ["Paths", "MB/s", "times one path"].map(Into::into).to_vec(),
+        rows: counts.iter().map(row).collect(),
+        notes: vec![format!("Each path is a link of {LINK_RATE_MBIT} Mbit/s. 32 reads are open.")],
+        ..Table::default()
+    };
+    Section { heading: "Several paths".into(), blocks: vec![Block::Table(table)] }
+}
+
 /// Returns the section with the time of a failover next to the sum of the timeouts that it includes.
 fn failover(run: &Run) -> Section {
     let timeout = || layout::published(Some(TIMEOUT.as_secs_f64()), 0);
-    let mut rows = vec![vec![
+    let rows = vec![vec![
         layout::text(format!("Aravindan 2014, {ACTIVE_ACTIVE}")),
         timeout(),
         timeout(),
@@ -326,18 +347,6 @@ fn failover(run: &Run) -> Section {
         layout::published(Some(FAILOVER_BY_FORMULA.as_secs_f64()), 0),
         layout::published(Some(FAILOVER_MEASURED.as_secs_f64()), 2),
     ]];
-    let number = |duration: Duration| layout::number(Some(duration.as_secs_f64()), 0);
-    for paths in run.values(FAILOVER) {
-        let labels = Labels::new().with(FAILOVER, paths);
-        rows.push(vec![
-            layout::text(format!("here, {paths}")),
-            number(TIMEOUT),
-            number(TIMEOUT),
-            number(TIMEOUT),
-            number(failover_by_formula(TIMEOUT, TIMEOUT, TIMEOUT)),
-            layout::scaled(run, &labels, FAILOVER_MS, 1e-3, 2),
-        ]);
-    }
     let table = Table {
         caption: "Interruption of I/O when a path fails, s".into(),
         columns: [
@@ -359,5 +368,24 @@ fn failover(run: &Run) -> Section {
         ],
         ..Table::default()
     };
-    Section { heading: "Failover".into(), blocks: vec![Block::Table(table)] }
+    let here = |fault: &str| {
+        let labels = Labels::new().with(FAILOVER, fault);
+        vec![
+            layout::text(fault),
+            layout::cell(run, &labels, FAILOVER_MS, 0),
+            layout::cell(run, &labels, LONGEST_FAILOVER_MS, 0),
+        ]
+    };
+    let ours = Table {
+        caption: "Longest request when a path of this project's initiator fails, ms".into(),
+        columns: ["Fault", "median", "longest"].map(Into::into).to_vec(),
+        rows: run.values(FAILOVER).into_iter().map(here).collect(),
+        notes: vec![
+            "Eight requests of 4 KiB are open, half of them reads. After a target was killed, the time counts from its \
+             next start."
+                .into(),
+        ],
+        ..Table::default()
+    };
+    Section { heading: "Failover".into(), blocks: vec![Block::Table(table), Block::Table(ours)] }
 }

@@ -7,7 +7,7 @@ use crate::report::Block;
 fn the_plans_can_be_carried_out_and_the_quick_one_is_quick() {
     soundness::plans(&Aravindan);
     let plan = Aravindan.plan(&soundness::choices(Scale::Full)).unwrap();
-    assert_eq!(plan.points.len(), 5 * 3 * 2 * 4 + 1);
+    assert_eq!(plan.points.len(), 5 * 3 * 2 * 4 + PATHS.len() + Fault::ALL.len());
     let modes: Vec<_> = plan.volumes.iter().map(|volume| volume.cache).collect();
     assert_eq!(modes, MODES.map(|mode| mode.cache));
 }
@@ -30,7 +30,7 @@ fn the_published_failover_and_order_stand_beside_ours() {
 fn unmeasured_cells_have_reason() {
     let failures = [
         (Labels::new().with(TARGET, "istgt").with(CACHE, "directsync"), "istgt only writes back"),
-        (Labels::new().with(FAILOVER, ACTIVE_ACTIVE), "one path"),
+        (Labels::new().with(FAILOVER, Fault::Cut.name()), "namespaces"),
     ];
     let run = soundness::run(&Aravindan, Scale::Quick, &failures);
     let report = soundness::report(&Aravindan, &run);
