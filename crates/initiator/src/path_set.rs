@@ -49,7 +49,7 @@ use crate::unit::{
 use crate::url::{Portal, Url};
 use choice::{Choices, InFlight};
 use ranges::{LockedBlocks, WriteRangeLocks};
-use replay::{Answer, Unflushed, VolatileWrite};
+use replay::{Answer, UnansweredWrite, Unflushed, VolatileWrite};
 
 /// A command fails that loses so many connections, and for longer than the limit of its store: the command itself may break them.
 const REPEAT_LIMIT: u32 = 8;
@@ -133,7 +133,7 @@ enum Repetition<'a> {
     /// Over any path, at once.
     Read,
     /// After the next login of the session in which it was sent.
-    Write(&'a Hold),
+    Write(&'a Hold, &'a UnansweredWrite<'a>),
 }
 
 impl PathSet {
@@ -187,7 +187,7 @@ impl PathSet {
     /// Waits until each path is logged in or has failed, up to `limit`.
     pub(crate) async fn attempt_all(&self, limit: Duration) {
         let all = async {
-            while self.paths().iter().any(|path| path.entry.is_none() && path.failure.is_none()) {
+            loop {
                 let mut changed = pin!(self.core.changed.notified());
                 changed.as_mut().enable();
                 if self.paths().iter().all(|path| path.entry.is_some() || path.failure.is_some()) {
@@ -296,10 +296,10 @@ impl PathSet {
             command: command.clone(),
             extent: (first, end),
             memory,
-            answer: Answer::Awaited,
+            answer: Answer::Unsent,
         };
         let kept = core.unflushed.keep(write, &hold);
-        let (completion, _) = core.carry_out(&command, Repetition::Write(&hold)).await?;
+        let (completion, _) = core.carry_out(&command, Repetition::Write(&hold, &kept)).await?;
         let completion = match good(completion) {
             Ok(completion) => completion,
             Err(error) => {
@@ -327,8 +327,12 @@ impl PathSet {
         let repetition = Repetition::Never(hold.as_ref());
         let completion = good(self.core.carry_out(&command, repetition).await?.0)?;
         if hold.is_some() && !self.core.unflushed.is_write_through() {
-            // The change cannot be repeated, so it must not be lost with the cache.
-            self.flush().await?;
+            // The change cannot be repeated, so it must not be lost with the cache. A unit that refuses to flush has still carried
+            // it out, and refuses its caller's flush as well.
+            match self.flush().await {
+                Err(error) if error.is_connection_lost() => return Err(error),
+                _ => {}
+            }
         }
         Ok(completion)
     }
@@ -423,13 +427,16 @@ impl Core {
         let hold = match &repetition {
             Repetition::Never(hold) => *hold,
             Repetition::Read => None,
-            Repetition::Write(hold) => Some(*hold),
+            Repetition::Write(hold, _) => Some(*hold),
         };
         loop {
             let mut flight = self.choose(command.data_length()).await?;
             let (path, instance) = (flight.command.path, flight.command.instance.clone());
             let unit = self.unit(path);
             let is_sent = instance.ended().is_none();
+            if let (true, Repetition::Write(_, kept)) = (is_sent, &repetition) {
+                kept.note_sent();
+            }
             let answer = unit.carry_out(&instance, command, hold).await;
             flight.answered = answer.is_ok();
             drop(flight);
@@ -446,7 +453,7 @@ impl Core {
                         _ if is_hopeless => return Err(error),
                         // A command that was not sent may always be sent again.
                         Repetition::Never(_) if is_sent => return Err(error),
-                        Repetition::Write(_) if is_sent => {
+                        Repetition::Write(..) if is_sent => {
                             self.wait_for_fence(unit, &instance, error).await?;
                         }
                         _ => {}

@@ -253,17 +253,18 @@ impl Core {
 
     /// Writes the kept writes again.
     async fn write_again(&self, unit: &Unit, instance: &Instance) -> Result<(), SessionError> {
-        let writes = self.unflushed.all();
+        let writes = self.unflushed.sent();
         let count = writes.len();
         tracing::info!(portal = %instance.entry, count, "writing kept writes again");
         for (number, write) in writes {
             match good(unit.carry_out_attentively(instance, &write.command).await?) {
                 Ok(_) => {}
-                // It was not acknowledged. If a caller waits for it, it gets the same answer.
-                Err(error) if !matches!(write.answer, Answer::Good) && !error.is_transient() => {
-                    self.unflushed.forget(&[number]);
+                Err(error) if error.is_transient() || matches!(write.answer, Answer::Good) => {
+                    return Err(error);
                 }
-                Err(error) => return Err(error),
+                // Its caller repeats it, and gets an answer of its own.
+                Err(_) if matches!(write.answer, Answer::Awaited) => {}
+                Err(_) => self.unflushed.forget(&[number]),
             }
         }
         Ok(())

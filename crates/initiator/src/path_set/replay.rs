@@ -29,6 +29,8 @@ pub(crate) struct VolatileWrite {
 /// What is known about the answer to a write.
 #[derive(Clone)]
 pub(crate) enum Answer {
+    /// The write was not sent yet.
+    Unsent,
     /// Its caller waits for it.
     Awaited,
     /// The write was carried out.
@@ -41,7 +43,7 @@ impl Answer {
     /// Returns whether a flush that is sent now brings the write to stable storage, if it is ever carried out.
     fn is_flushable(&self) -> bool {
         match self {
-            Self::Awaited => false,
+            Self::Unsent | Self::Awaited => false,
             Self::Good => true,
             Self::Unknown(hold) => hold.strong_count() == 0,
         }
@@ -62,6 +64,15 @@ pub(crate) struct UnansweredWrite<'a> {
 }
 
 impl UnansweredWrite<'_> {
+    /// Notes that the write is about to be sent.
+    pub(crate) fn note_sent(&self) {
+        if let Some(write) = self.unflushed.kept.lock().writes.get_mut(&self.number)
+            && matches!(write.answer, Answer::Unsent)
+        {
+            write.answer = Answer::Awaited;
+        }
+    }
+
     /// Notes that the write was carried out. Unless the write is `stable` now, it waits for a flush.
     pub(crate) fn note_answer(self, stable: bool) {
         let kept = &mut *self.unflushed.kept.lock();
@@ -85,10 +96,13 @@ impl UnansweredWrite<'_> {
 impl Drop for UnansweredWrite<'_> {
     fn drop(&mut self) {
         let kept = &mut *self.unflushed.kept.lock();
-        if let Some(write) = kept.writes.get_mut(&self.number)
-            && matches!(write.answer, Answer::Awaited)
-        {
-            write.answer = Answer::Unknown(self.hold.clone());
+        match kept.writes.get_mut(&self.number) {
+            // While no path is usable there may be any number of these.
+            Some(VolatileWrite { answer: Answer::Unsent, .. }) => kept.forget(&[self.number]),
+            Some(write) if matches!(write.answer, Answer::Awaited) => {
+                write.answer = Answer::Unknown(self.hold.clone());
+            }
+            _ => {}
         }
     }
 }
@@ -164,13 +178,16 @@ impl Unflushed {
         self.kept.lock().flushable()
     }
 
-    /// Returns the writes with their numbers, in order.
-    pub(crate) fn all(&self) -> Vec<(u64, VolatileWrite)> {
-        self.kept.lock().writes.iter().map(|(number, write)| (*number, write.clone())).collect()
+    /// Returns the writes that were sent, with their numbers, in order.
+    pub(crate) fn sent(&self) -> Vec<(u64, VolatileWrite)> {
+        let kept = self.kept.lock();
+        let sent = kept.writes.iter().filter(|(_, write)| !matches!(write.answer, Answer::Unsent));
+        sent.map(|(number, write)| (*number, write.clone())).collect()
     }
 
+    /// Returns whether no write was sent.
     pub(crate) fn is_empty(&self) -> bool {
-        self.kept.lock().writes.is_empty()
+        self.kept.lock().writes.values().all(|write| matches!(write.answer, Answer::Unsent))
     }
 
     pub(crate) fn is_write_through(&self) -> bool {
@@ -213,7 +230,7 @@ mod tests {
     }
 
     fn marks(unflushed: &Unflushed) -> Vec<u8> {
-        unflushed.all().iter().map(|(_, kept)| kept.command.cdb[0]).collect()
+        unflushed.sent().iter().map(|(_, kept)| kept.command.cdb[0]).collect()
     }
 
     #[test]
@@ -245,6 +262,14 @@ mod tests {
         assert_eq!(unflushed.flushable().len(), 1);
         unflushed.keep_held(kept(2, 512, (1, 2))).note_failure();
         assert_eq!(marks(&unflushed), [1]);
+        let unsent = || VolatileWrite { answer: Answer::Unsent, ..kept(5, 512, (5, 6)) };
+        drop(unflushed.keep_held(unsent()));
+        assert_eq!(unflushed.kept.lock().writes.len(), 1, "it was never sent");
+        let sent = unflushed.keep_held(unsent());
+        assert_eq!(marks(&unflushed), [1]);
+        sent.note_sent();
+        assert_eq!(marks(&unflushed), [1, 5]);
+        sent.note_failure();
         unflushed.set_write_through(true);
         drop(unflushed.keep(kept(3, 512, (1, 2)), &(Arc::new(()) as Hold)));
         unflushed.keep_held(kept(4, 512, (1, 2))).note_answer(false);
