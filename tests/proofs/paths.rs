@@ -247,7 +247,9 @@ fn a_portal_of_another_unit_is_no_path() -> Result<()> {
     let first = Serving::start(&[Volume::new("disk", Backing::Ram, 8 * MIB)])?;
     let folder = tempfile::tempdir()?;
     let backing = Backing::File(folder.path().join("image"));
-    let other = Serving::start(&[Volume::new("disk", backing, 8 * MIB)])?;
+    // Servers without a state give volumes of one name one identifier.
+    let other = Volume::new("disk", backing, 8 * MIB).option("serial=00112233");
+    let other = Serving::start(&[other])?;
     ensure!(first.url("disk").iqn == other.url("disk").iqn);
     run(async {
         let portals = [&first, &other].map(|serving| serving.url("disk").portal.clone());
