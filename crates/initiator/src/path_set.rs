@@ -557,9 +557,9 @@ impl Core {
             },
             ACCESS_HAS_CHANGED => self.examine_all(),
             MODE_HAS_CHANGED => {
-                // The unit may have a volatile cache now.
-                self.unflushed.set_write_through(false);
                 self.examine_all();
+                // The unit may have a volatile cache now. Examinations that began before do not report that.
+                self.unflushed.set_write_through(false);
             }
             INQUIRY_HAS_CHANGED | LUNS_HAVE_CHANGED if self.repeats() => {
                 self.choices.lock().suspend_all();
@@ -572,6 +572,7 @@ impl Core {
 
     /// Requests that each path examines the unit again.
     fn examine_all(&self) {
+        self.choices.lock().requests += 1;
         self.paths.iter().for_each(|path| path.examine.notify_one());
     }
 

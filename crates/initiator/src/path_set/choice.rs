@@ -71,8 +71,8 @@ pub(super) struct Choices {
     pub(super) paths: Vec<PathState>,
     selector: PathSelector,
     turn: usize,
-    /// Number of times that all paths were suspended.
-    pub(super) suspensions: u64,
+    /// Number of times that all paths were to examine the unit again: an examination that began before the last time is out of date.
+    pub(super) requests: u64,
     /// When the first command found no usable path.
     pub(super) down_since: Option<Instant>,
 }
@@ -90,7 +90,7 @@ pub(super) struct InFlight {
 impl Choices {
     pub(super) fn new(count: usize, selector: PathSelector) -> Self {
         let paths = (0..count).map(|_| PathState::default()).collect();
-        Self { paths, selector, turn: 0, suspensions: 0, down_since: None }
+        Self { paths, selector, turn: 0, requests: 0, down_since: None }
     }
 
     /// Chooses a path for a command with this number of bytes. `None` if none is usable.
@@ -141,7 +141,7 @@ impl Choices {
 
     /// Sends no command before each path has examined the unit again.
     pub(super) fn suspend_all(&mut self) {
-        self.suspensions += 1;
+        self.requests += 1;
         self.paths.iter_mut().for_each(|state| state.is_suspended = true);
     }
 

@@ -37,8 +37,8 @@ struct Examined {
     /// The unit reports that acknowledged data is on stable storage.
     is_stable: bool,
     access: Access,
-    /// Number of suspensions before it.
-    suspensions: u64,
+    /// Number of requests before it.
+    requests: u64,
 }
 
 /// Starts the keepers of all paths. Each session has an ISID of its own; that of the options belongs to the first.
@@ -273,7 +273,7 @@ impl Core {
     /// Examines the unit, again if it reports a change meanwhile.
     async fn examine(&self, unit: &Unit, instance: &Instance) -> Result<Examined, SessionError> {
         loop {
-            let suspensions = self.choices.lock().suspensions;
+            let requests = self.choices.lock().requests;
             let changes = instance.changes();
             let capacity = unit.read_capacity().await?;
             let (naa, serial) = (unit.naa().await?, unit.serial().await?);
@@ -282,7 +282,7 @@ impl Core {
                 capacity,
                 is_stable: unit.caching().await?.is_some_and(|caching| !caching.write_cache),
                 access: unit.access().await?,
-                suspensions,
+                requests,
             };
             if instance.changes() == changes {
                 return Ok(found);
@@ -353,14 +353,15 @@ impl Core {
     }
 
     fn offer(&self, path: usize, instance: &Arc<Instance>, found: &Examined) {
-        self.unflushed.set_write_through(found.is_stable);
         self.status.set_block_count(found.capacity.blocks);
         let (inactive, is_usable) = {
             let mut choices = self.choices.lock();
-            let is_suspended = choices.suspensions != found.suspensions;
+            let is_outdated = choices.requests != found.requests;
+            // Its cache may be volatile by now.
+            self.unflushed.set_write_through(found.is_stable && !is_outdated);
             let state = &mut choices.paths[path];
             state.instance = Some(instance.clone());
-            state.is_suspended = is_suspended;
+            state.is_suspended &= is_outdated;
             state.failure = None;
             state.group = found.access.group;
             state.access = found.access.state_of(found.access.group);
