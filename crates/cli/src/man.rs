@@ -36,7 +36,21 @@ fn create_folder(path: &Path) -> anyhow::Result<()> {
 }
 
 fn write(path: &Path, page: &[u8]) -> anyhow::Result<()> {
+    let page = escaped(&String::from_utf8_lossy(page));
     fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Returns a page in ASCII: groff reads bytes as Latin-1 unless someone tells it otherwise.
+fn escaped(page: &str) -> String {
+    let mut ascii = String::with_capacity(page.len());
+    for letter in page.chars() {
+        if letter.is_ascii() {
+            ascii.push(letter);
+        } else {
+            ascii.push_str(&format!("\\[u{:04X}]", u32::from(letter)));
+        }
+    }
+    ascii
 }
 
 /// Returns the pages by file name.
