@@ -311,6 +311,20 @@ fn kill_9_loses_nothing_acknowledged_on_a_mirror_whose_device_comes_and_goes() -
     })
 }
 
+/// The gateway is killed. What it has answered is on the server behind it.
+#[test]
+fn kill_9_of_a_gateway_loses_no_answered_write() -> Result<()> {
+    let far = Serving::start_on_two_portals(&[Volume::new("far", Backing::Ram, 1 << 20)])?;
+    let urls = far.urls("far")?;
+    let portals: Vec<_> = urls.iter().map(|url| url.portal.as_str()).collect();
+    let remote = format!("iscsi://{}/{}/0", portals.join(","), far.url("far").iqn);
+    let ledger = RefCell::new(Ledger::new());
+    survive("gateway", Promise::Always, &ledger, || {
+        let volume = Volume::new("data", Backing::Remote(remote.clone()), 1 << 20);
+        Serving::start_with(&[volume], &["--cores", "2"])
+    })
+}
+
 /// The control experiment: the content of memory is lost with its process, and the ledger detects it.
 #[test]
 fn ledger_finds_writes_lost_by_ram_volume() -> Result<()> {

@@ -23,10 +23,11 @@ const WARNINGS: i32 = 5;
 /// Pages without command blocks.
 const WITHOUT: [&str; 4] = ["SUMMARY.md", "configuration.md", "moving-in.md", "troubleshooting.md"];
 /// Pages whose command blocks a proof of this module runs.
-const PROVEN: [&str; 9] = [
+const PROVEN: [&str; 10] = [
     "access.md",
     "changing.md",
     "disks.md",
+    "gateways.md",
     "lab.md",
     "nbd.md",
     "pools.md",
@@ -380,6 +381,33 @@ fn disks() -> Result<()> {
         .replace("URL", &data);
     reader.follow("disks.md")?;
     served.stop()
+}
+
+#[test]
+fn gateways() -> Result<()> {
+    const TARGET: &str = "iqn.2001-04.com.example:array";
+    let arrays = [tempfile::tempdir()?, tempfile::tempdir()?];
+    let [plain, guarded] = [Managed::start(arrays[0].path())?, Managed::start(arrays[1].path())?];
+    let reader = Reader::new()?;
+    let secret = reader.path("gate.secret");
+    put(reader.folder.path(), "gate.secret", "a-secret-of-the-array")?;
+    let create = ["volume", "create", "array", "4MiB", "--store", "ram", "--export", TARGET];
+    plain.run(&create)?;
+    guarded.run(&[&create[..], &["--chap", "gate", "--secret-from", &secret]].concat())?;
+    let of_guide = "192.0.2.1:3260,192.0.2.2:3260";
+    let reader = reader
+        .replace(&format!("gate@{of_guide}"), &format!("gate@{}", guarded.portal()?))
+        .replace(of_guide, plain.portal()?)
+        .replace("/etc/sarsen/gate.secret", &secret)
+        .replace("sarsen volume list", "sarsen volume list | grep '4 MiB'");
+    let server = Managed::start(reader.folder.path())?;
+    reader.follow("gateways.md")?;
+    server.stop()?;
+    let document = reader.own(&blocks("gateways.md", "toml")?.concat());
+    reader.write("sarsen.toml", &format!("listen = [\"127.0.0.1:0\"]\n{document}"))?;
+    reader.serve("sarsen serve --config sarsen.toml")?;
+    ensure!(guarded.log().contains("session established"), "nobody has logged in");
+    Ok(())
 }
 
 #[test]

@@ -21,6 +21,7 @@ mod data_safety;
 mod destroy;
 mod disk_changes;
 mod disk_verbs;
+mod gateway;
 mod guide;
 mod handover;
 mod hostile;

@@ -44,6 +44,8 @@ pub enum Backing {
     File(PathBuf),
     /// The pool of this name, which the server has.
     Pool(String),
+    /// The logical unit of another server, at this URL.
+    Remote(String),
     /// No storage.
     Null,
     /// A CD from its image.
@@ -114,6 +116,7 @@ impl Volume {
             Backing::File(path) => target_under_test::Backing::File(path.clone()),
             Backing::Null => bail!("this peer has no null volume"),
             Backing::Pool(_) => bail!("this peer has no pool of sarsen"),
+            Backing::Remote(_) => bail!("this peer is no gateway"),
             Backing::Iso(_) => bail!("this peer's CDs are of no interest here"),
         };
         let image = Image::new(&self.name, backing, self.byte_count);
@@ -128,13 +131,14 @@ impl Volume {
             // A served snapshot has the size of its volume.
             Backing::Pool(pool) if mebibytes == 0 => format!("{}=pool:{pool}", self.name),
             Backing::Pool(pool) => format!("{}=pool:{pool},size={mebibytes}MiB", self.name),
+            Backing::Remote(url) => format!("{}=remote:{url}", self.name),
             Backing::Null => format!("{}=null:{mebibytes}MiB", self.name),
             Backing::Iso(path) => format!("{}=iso:{}", self.name, path.display()),
             Backing::File(path) => {
                 format!("{}=file:{},size={mebibytes}MiB", self.name, path.display())
             }
         };
-        if self.block_size != 512 && !matches!(self.backing, Backing::Iso(_)) {
+        if self.block_size != 512 && !matches!(self.backing, Backing::Iso(_) | Backing::Remote(_)) {
             argument += &format!(",block-size={}", self.block_size);
         }
         for option in &self.options {

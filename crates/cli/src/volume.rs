@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use sarsen_block::BlockSize;
+use sarsen_initiator::PathSelector;
 use sarsen_initiator::transfer::ImageFormat;
 use sarsen_node::config::{DEFAULT_TARGET_PREFIX, NamePattern, parse_size, render_size};
 use sarsen_node::control::path_segment;
 use sarsen_node::model::document::{Account, Luns, Rule, Target, Volume};
 use sarsen_node::model::{
-    ByteSize, CacheMode, Document, Key, Mirror, ObjectKind, Orphan, SnapshotName, SnapshotSchedule,
-    StoreKind, Stripes, Textual as _, render_rounded,
+    ByteSize, CacheMode, Document, Key, Mirror, ObjectKind, Orphan, PathWait, RemoteUrl,
+    SnapshotName, SnapshotSchedule, StoreKind, Stripes, Textual as _, render_rounded,
 };
 use sarsen_node::schema::pools::{Snapshot, VolumeUsage};
 use sarsen_node::schema::{Apply, OrphanList, Reattach, Reattached};
@@ -106,12 +107,30 @@ pub(crate) struct Create {
     name: String,
     /// The size, such as 10GiB. Default for a file or device that exists: its own size.
     size: Option<ByteSize>,
-    /// Where the blocks are stored: file, ram, null, iso, sg or pool. Default: file, or pool with --pool.
+    /// Where the blocks are stored: file, ram, null, iso, sg, pool or remote. Default: file, pool with --pool, or remote
+    /// with --remote.
     #[arg(long, value_parser = StoreKind::parse)]
     store: Option<StoreKind>,
     /// The pool from which the volume gets its space: see `sarsen pool list`.
     #[arg(long, value_name = "POOL")]
     pool: Option<String>,
+    /// The logical unit of another server that the volume is, with each portal as a path:
+    /// iscsi://[ACCOUNT@]HOST[:PORT][,HOST[:PORT]...]/TARGET/LUN. An account of this server has the secret. Only this server
+    /// may write to the unit.
+    #[arg(long, value_name = "URL", conflicts_with_all = ["pool", "path", "size", "block_size", "encrypted"])]
+    remote: Option<RemoteUrl>,
+    /// With --remote: the iSCSI name with which the server logs in. Default: a name that is made from its machine.
+    #[arg(long, value_name = "IQN", requires = "remote")]
+    initiator_name: Option<String>,
+    /// With --remote: use only the portals of the URL, not those that its target reports in addition if it names one.
+    #[arg(long, requires = "remote")]
+    only_these_portals: bool,
+    /// With --remote: how a path is chosen for each command: service-time (the default), queue-depth or round-robin.
+    #[arg(long, value_name = "NAME", requires = "remote")]
+    path_selector: Option<PathSelector>,
+    /// With --remote: how long commands wait while no path works, before they fail. Default: 30s.
+    #[arg(long, value_name = "TIME", requires = "remote")]
+    path_wait: Option<PathWait>,
     /// With --pool: the snapshots that are created of the volume, and how many of each remain, such as
     /// hourly=24,daily=7,weekly=4,monthly=12.
     #[arg(long, value_name = "SCHEDULE")]
@@ -386,11 +405,20 @@ impl Export {
 impl Create {
     fn volume(&self) -> Volume {
         let in_pool = self.pool.is_some() || self.snapshot.is_some();
-        let default = if in_pool { StoreKind::Pool } else { StoreKind::default() };
+        let default = match &self.remote {
+            Some(_) => StoreKind::Remote,
+            None if in_pool => StoreKind::Pool,
+            None => StoreKind::default(),
+        };
         Volume {
             name: self.name.clone(),
             store: self.store.unwrap_or(default),
             pool: self.pool.clone(),
+            remote: self.remote.clone().map(Box::new),
+            initiator_name: self.initiator_name.clone().map(Into::into),
+            only_these_portals: self.only_these_portals,
+            path_selector: self.path_selector,
+            path_wait: self.path_wait,
             snapshot: self.snapshot.clone().map(Box::new),
             snapshot_schedule: self.snapshot_schedule.clone(),
             mirror: self.mirror,

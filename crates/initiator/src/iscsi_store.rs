@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction,
@@ -88,6 +89,21 @@ impl IscsiStore {
     /// Returns the status of each path, in the order of the portals.
     pub fn paths(&self) -> Vec<PathStatus> {
         self.inner.paths.paths()
+    }
+
+    /// Waits until each path is logged in or has failed, up to `limit`.
+    pub async fn attempt_paths(&self, limit: Duration) {
+        self.inner.paths.attempt_all(limit).await;
+    }
+
+    /// Waits for the next change of [`Self::paths`] or of the status after this call.
+    pub fn paths_changed(&self) -> impl Future<Output = ()> + use<> {
+        self.inner.paths.changed()
+    }
+
+    /// Returns the identifier by which the unit is recognised: its NAA identifier, or else its serial number.
+    pub fn identifier(&self) -> Option<String> {
+        self.inner.paths.identifier()
     }
 
     /// Carries out a command of any kind, once: if its connection is lost, its caller gets the loss. A command that may

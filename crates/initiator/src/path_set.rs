@@ -27,6 +27,7 @@ mod replay;
 use std::io;
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -197,6 +198,22 @@ impl PathSet {
             }
         };
         let _ = tokio::time::timeout(limit, all).await;
+    }
+
+    /// Waits for the next change of a path.
+    pub(crate) fn changed(&self) -> impl Future<Output = ()> + use<> {
+        let core = self.core.clone();
+        let mut changed = Box::pin(async move { core.changed.notified().await });
+        // It waits from now on, not from the first poll on.
+        let _ = changed.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        changed
+    }
+
+    /// Returns the NAA identifier or the serial number of the unit.
+    pub(crate) fn identifier(&self) -> Option<String> {
+        let (_, fingerprint) = self.core.fingerprint.get()?;
+        let naa = fingerprint.naa.as_ref().map(|naa| format!("naa.{naa}"));
+        naa.or_else(|| fingerprint.serial.as_ref().map(|serial| format!("serial number {serial}")))
     }
 
     /// Returns the status of each path, in the order of the portals.
@@ -519,6 +536,7 @@ impl Core {
                 if self.choices.lock().is_usable() {
                     self.status.set_usability(Usability::Usable);
                 }
+                self.changed.notify_waiters();
                 return Err(failure);
             }
             tokio::select! {
@@ -592,10 +610,13 @@ impl Core {
     /// Offers a path no longer, because this instance has ended.
     fn withdraw(&self, path: usize, instance: &Arc<Instance>, error: &SessionError) {
         instance.end(error.clone());
-        let state = &mut self.choices.lock().paths[path];
+        let mut choices = self.choices.lock();
+        let state = &mut choices.paths[path];
         if state.instance.as_ref().is_some_and(|offered| Arc::ptr_eq(offered, instance)) {
             state.instance = None;
             state.failure = Some(error.clone());
+            drop(choices);
+            self.changed.notify_waiters();
         }
     }
 }

@@ -60,7 +60,9 @@ pub(crate) fn open(
 ) -> Result<Option<Arc<dyn MetadataStore>>, StoreError> {
     let path = volume.file();
     // Several servers may serve a read-only file at once.
-    if volume.is_read_only() || (path.is_none() && volume.store != StoreKind::Pool) {
+    if volume.is_read_only()
+        || (path.is_none() && !matches!(volume.store, StoreKind::Pool | StoreKind::Remote))
+    {
         return Ok(None);
     }
     let is_beside =

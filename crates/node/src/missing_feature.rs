@@ -8,12 +8,16 @@ pub struct MissingFeature(pub &'static str);
 #[cfg(test)]
 mod tests {
     use crate::config::{Config, parse_isns, parse_volume};
-    use crate::stores::{self, OpenMode};
+    use crate::stores::{self, Foundation, OpenMode};
 
     #[test]
     fn a_configuration_that_needs_a_missing_feature_is_refused_with_the_remedy() {
         let volume = |text| parse_volume(text).expect("the same in every program");
-        let image = stores::open(&volume("a=iso:/missing/a.iso"), OpenMode::OpenOrCreate, None);
+        let image = stores::open(
+            &volume("a=iso:/missing/a.iso"),
+            OpenMode::OpenOrCreate,
+            &Foundation::Nothing,
+        );
         let image = image.err().map(|error| error.to_string());
         let device = stores::pass_through::open(&volume("a=sg:/missing/sg0"));
         let device = device.err().map(|error| error.to_string());

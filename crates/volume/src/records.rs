@@ -18,17 +18,20 @@ pub enum MetadataKind {
     AtomicWrite,
     /// The key that encrypts the volume's blocks. Saving a key destroys the previous one.
     Key,
+    /// The identifier of the remote logical unit that the volume is.
+    RemoteUnit,
 }
 
 impl MetadataKind {
     /// All kinds.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Reservations,
         Self::ModePages,
         Self::Operation,
         Self::IdentifyingInformation,
         Self::AtomicWrite,
         Self::Key,
+        Self::RemoteUnit,
     ];
 
     /// Returns the name under which the record is stored.
@@ -40,6 +43,7 @@ impl MetadataKind {
             Self::IdentifyingInformation => "identifying-information",
             Self::AtomicWrite => "atomic-write",
             Self::Key => "key",
+            Self::RemoteUnit => "remote-unit",
         }
     }
 }

@@ -160,6 +160,7 @@ fn take_store(draft: &mut Draft, mut fields: Fields<'_>, stores: &mut Stores) {
         StoreKind::Ram | StoreKind::Null => volume.size.is_some(),
         StoreKind::File | StoreKind::Iso | StoreKind::Sg => volume.path.is_some(),
         StoreKind::Pool => volume.pool.is_some(),
+        StoreKind::Remote => volume.remote.is_some(),
     };
     if !is_whole {
         draft.report_loss(

@@ -141,7 +141,7 @@ impl<'a> Unit<'a> {
         let (kind, store) = match volume.store {
             StoreKind::Iso => ("cd/dvd", "rdwr"),
             StoreKind::Sg => ("passthrough", "sg"),
-            StoreKind::File | StoreKind::Pool => ("disk", "rdwr"),
+            StoreKind::File | StoreKind::Pool | StoreKind::Remote => ("disk", "rdwr"),
             StoreKind::Ram | StoreKind::Null => ("disk", "null"),
         };
         let flags = match volume.cache {

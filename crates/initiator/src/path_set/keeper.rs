@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use sarsen_block::Usability;
 use sarsen_io::time;
+use sarsen_wire::iscsi::Isid;
 use sarsen_wire::scsi::opcode;
 use tokio::task::JoinHandle;
 
@@ -16,16 +17,20 @@ use crate::connections::{FIRST_PAUSE, LONGEST_PAUSE};
 use crate::error::{Sense, SenseKey, SessionError};
 use crate::establish::{dial, in_time};
 use crate::instance::{Instance, lost};
-use crate::options::{SessionOptions, random_isid};
+use crate::options::SessionOptions;
 use crate::session::Session;
 use crate::unit::{Access, AccessState, Capacity, Command, TransferRequest, Unit, good, prepare};
-use crate::url::Url;
+use crate::url::{Portal, Url};
 
 /// How often the access of a unit is asked for while it is not active on a path.
 const ACCESS_PAUSE: Duration = Duration::from_millis(100);
 /// The shortest and the longest time between attempts to return to the own portal of a path.
 const FIRST_RETURN: Duration = Duration::from_secs(1);
 const LONGEST_RETURN: Duration = Duration::from_secs(60);
+
+/// The constants of the hash FNV-1a.
+const FNV_BASIS: u32 = 0x811c_9dc5;
+const FNV_PRIME: u32 = 0x0100_0193;
 
 /// How long the first unit that is recognised may wait for that of the first path.
 const PRECEDENCE: Duration = Duration::from_secs(1);
@@ -41,15 +46,30 @@ struct Examined {
     requests: u64,
 }
 
-/// Starts the keepers of all paths. Each session has an ISID of its own; that of the options belongs to the first.
+/// Starts the keepers of all paths. Each session has an ISID of its own.
 pub(super) fn start(core: &Arc<Core>, url: &Url, options: &SessionOptions) -> Vec<JoinHandle<()>> {
     let keeper = |(number, path): (usize, &Path)| {
-        let isid = if number == 0 { options.isid } else { random_isid() };
+        let isid = if number == 0 { options.isid } else { isid_of(options.isid, &path.portal) };
         let options = SessionOptions { isid, ..options.clone() };
         let (core, url) = (core.clone(), url.through(&path.portal));
         tokio::task::spawn_local(async move { core.keep(number, &url, &options).await })
     };
     core.paths.iter().enumerate().map(keeper).collect()
+}
+
+/// Returns the ISID of a further path. With the same ISID of the first path, that of a portal is the same one, too: a program that
+/// is started again ends the sessions of its earlier run by its logins.
+fn isid_of(first: Isid, portal: &Portal) -> Isid {
+    let mut hash = portal
+        .to_string()
+        .bytes()
+        .fold(FNV_BASIS, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(FNV_PRIME));
+    let mut isid = first;
+    for byte in &mut isid.0[2..] {
+        *byte ^= hash as u8;
+        hash >>= 8;
+    }
+    isid
 }
 
 impl Core {

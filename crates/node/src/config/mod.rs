@@ -268,6 +268,7 @@ impl Config {
         }
         identity::check_unique(&self.volumes)?;
         self.check_pools()?;
+        self.check_remotes()?;
         let mut target_names = HashSet::new();
         let mut exported = HashMap::new();
         for target in &self.targets {
@@ -314,6 +315,43 @@ impl Config {
         let snapshot = volume.snapshot.as_ref().or(volume.clone_of.as_ref());
         let origin = snapshot.and_then(|snapshot| self.serial_of(&snapshot.volume));
         Some((pool.clone(), origin.map(str::to_owned)))
+    }
+
+    /// Returns the accounts with which a volume logs in elsewhere.
+    pub(crate) fn accounts_of(&self, volume: &VolumeConfig) -> Vec<AccountConfig> {
+        let remote = volume.remote.as_deref();
+        let names: Vec<&str> = remote.iter().flat_map(|url| url.accounts()).collect();
+        let named = self.accounts.iter().filter(|account| names.contains(&account.name.as_str()));
+        named.cloned().collect()
+    }
+
+    /// Checks that remote volumes are different units, and that their accounts exist.
+    fn check_remotes(&self) -> Result<(), Invalid> {
+        let mut units = HashMap::new();
+        for volume in &self.volumes {
+            let Some(remote) = &volume.remote else { continue };
+            let wrong = |message: String| {
+                let key = Key::new(ObjectKind::Volume, &volume.name);
+                Err(Invalid::new(key, "remote", message))
+            };
+            let (target, lun) = (&remote.url().target, remote.url().lun);
+            if let Some(other) = units.insert((target, lun), &volume.name) {
+                let message = format!(
+                    "volumes {other} and {} are both LUN {lun} of {target}: only one can write to it; correct one of them",
+                    volume.name
+                );
+                return wrong(message);
+            }
+            let exists = |name: &&str| self.accounts.iter().any(|account| account.name == **name);
+            if let Some(missing) = remote.accounts().find(|name| !exists(name)) {
+                let hint = nearest(missing, self.accounts.iter().map(|one| one.name.as_str()));
+                return wrong(format!(
+                    "volume {}: there is no account {missing}{hint}; correct the user of the URL, or create the account",
+                    volume.name
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Returns the serial number of a volume.

@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{AccountConfig, ConfigError, PoolConfig, VolumeConfig};
-use crate::model::{Mismatch, from_json};
+use crate::model::{Mismatch, RemoteUrl, from_json};
 
 /// Parses the `NAME=FILE` of an account, the file with its secret.
 pub fn parse_account(text: &str) -> Result<AccountConfig, ConfigError> {
@@ -48,22 +48,23 @@ pub fn parse_volume(text: &str) -> Result<VolumeConfig, ConfigError> {
     let wrong = |message: String| ConfigError::new(format!("--volume {text}"), message);
     let form = || {
         wrong(
-            "write NAME=ram:SIZE, NAME=file:PATH, NAME=pool:POOL, NAME=iso:PATH, NAME=sg:PATH or NAME=null:SIZE, and then \
+            "write NAME=ram:SIZE, NAME=file:PATH, NAME=pool:POOL, NAME=remote:URL, NAME=iso:PATH, NAME=sg:PATH or NAME=null:SIZE, and then \
              options such as ,cache=none"
                 .to_owned(),
         )
     };
     let (name, rest) = text.split_once('=').ok_or_else(form)?;
     let (store, rest) = rest.split_once(':').ok_or_else(form)?;
-    let mut parts = rest.split(',');
-    let argument = parts.next().unwrap_or_default();
+    let (argument, options) = split_argument(store, rest);
     let argument_key = match store {
         "file" | "iso" | "sg" => "path",
         "pool" => "pool",
+        "remote" => "remote",
         _ => "size",
     };
     let given = [("name", name), ("store", store), (argument_key, argument)];
-    let options = parts.map(|part| part.split_once('=').unwrap_or((part, "true")));
+    let options = options.into_iter().flat_map(|options| options.split(','));
+    let options = options.map(|part| part.split_once('=').unwrap_or((part, "true")));
     let mut fields = Map::new();
     for (key, text) in given.into_iter().chain(options) {
         add(&mut fields, key, text);
@@ -73,6 +74,15 @@ pub fn parse_volume(text: &str) -> Result<VolumeConfig, ConfigError> {
     let checked = volume.check_device_keys(&fields).and_then(|()| volume.check());
     checked.map_err(|error| wrong(error.message))?;
     Ok(volume)
+}
+
+/// Returns the argument of a store, and the options after it. The portals of a URL are separated by commas, too.
+fn split_argument<'a>(store: &str, rest: &'a str) -> (&'a str, Option<&'a str>) {
+    let ends = rest.match_indices(',').map(|(end, _)| end).chain([rest.len()]);
+    let is_whole = |end: &usize| rest[..*end].parse::<RemoteUrl>().is_ok();
+    let end = if store == "remote" { ends.clone().find(is_whole) } else { None };
+    let end = end.or_else(|| ends.min()).unwrap_or(rest.len());
+    (&rest[..end], rest[end..].strip_prefix(','))
 }
 
 fn volume_of(fields: &Value) -> Result<VolumeConfig, Mismatch> {

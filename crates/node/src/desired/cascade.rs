@@ -28,6 +28,15 @@ pub(super) fn remove_references(objects: &mut Objects, key: &Key) -> Result<(), 
                 );
                 return Err(Invalid::new(other.clone(), "pool", message));
             }
+            (Object::Volume(volume), ObjectKind::Account)
+                if volume.remote.iter().any(|url| url.accounts().any(|name| name == key.name)) =>
+            {
+                let message = format!(
+                    "volume {} logs in with account {}; give its URL another account, or delete the volume first",
+                    volume.name, key.name
+                );
+                return Err(Invalid::new(other.clone(), "remote", message));
+            }
             (Object::Discovery(discovery), ObjectKind::Account) => {
                 take_account_out(&mut discovery.chap, &mut discovery.own_account, key, other)?;
             }

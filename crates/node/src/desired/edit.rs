@@ -158,7 +158,8 @@ fn complete(volume: &mut Volume, folder: &VolumeFolder<'_>) {
         let naa = || Naa::Eight((3 << 60 | random::number() >> 4).to_be_bytes());
         volume.naa.get_or_insert_with(naa);
     }
-    if volume.store == StoreKind::Pool && volume.state.is_none() && !volume.is_read_only() {
+    let has_records = matches!(volume.store, StoreKind::Pool | StoreKind::Remote);
+    if has_records && volume.state.is_none() && !volume.is_read_only() {
         let serial = volume.serial.as_deref().unwrap_or_default();
         volume.state = Some(folder.records(serial).display().to_string().into());
     }
@@ -221,6 +222,7 @@ fn keep_identity(volume: &mut Volume, before: &Volume) {
     }
     keep(&mut volume.path, &before.path);
     keep(&mut volume.pool, &before.pool);
+    keep(&mut volume.remote, &before.remote);
     keep(&mut volume.clone_of, &before.clone_of);
     keep(&mut volume.image, &before.image);
     keep(&mut volume.image_format, &before.image_format);
@@ -335,6 +337,9 @@ fn rename(objects: &mut Objects, key: &Key, new: &str) {
             }
             (Object::Host(host), ObjectKind::Account) => host.account.iter_mut().for_each(change),
             (Object::Volume(volume), ObjectKind::Pool) => volume.pool.iter_mut().for_each(change),
+            (Object::Volume(volume), ObjectKind::Account) => {
+                volume.remote.iter_mut().for_each(|url| url.rename_account(old, new));
+            }
             (Object::Volume(volume), ObjectKind::Volume) => {
                 let snapshots = volume.clone_of.iter_mut().chain(&mut volume.snapshot);
                 snapshots.for_each(|snapshot| change(&mut snapshot.volume));

@@ -305,6 +305,7 @@ impl Prepared {
         let plan = |config: &VolumeConfig| OpenPlan {
             config: config.clone(),
             pool: desired.pool_of(config),
+            accounts: desired.accounts_of(config),
             scope: different.scope(running, config).map(str::to_owned),
             open_mode: if Some(config) == self.again() {
                 known.reattachment(config)

@@ -26,6 +26,8 @@ pub(crate) type Stores = Vec<(String, Arc<dyn Store>)>;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Mark {
     Path(PathBuf),
+    /// A logical unit of another server: its target and its LUN.
+    RemoteUnit(String, u16),
     /// The identity of a volume that has none of the following: it is derived from the name.
     Name(String),
     Serial(String),
@@ -65,7 +67,11 @@ pub(super) fn holdings(config: &VolumeConfig) -> Vec<Holding> {
     };
     let given = designators.iter().cloned().map(Mark::Designator);
     let identity = if designators.is_empty() { vec![own()] } else { given.collect() };
-    paths.chain(identity.into_iter().map(Holding::exclusive)).collect()
+    let remote = config.remote.as_deref().map(|remote| {
+        let url = remote.url();
+        Mark::RemoteUnit(url.target.clone(), url.lun)
+    });
+    paths.chain(identity.into_iter().chain(remote).map(Holding::exclusive)).collect()
 }
 
 /// Returns the marks of a writer of a file and of the folder of its records.

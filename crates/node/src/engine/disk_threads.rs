@@ -26,7 +26,7 @@ const FOR_EACH_DISK: usize = 8;
 type Job = Box<dyn FnOnce() + Send>;
 
 /// The disk of a volume, as far as that can be known without asking it: the mount point above the file, or the device. A
-/// pool is a disk of its own. Volumes in memory have none.
+/// pool is a disk of its own, and so is a target of another server. Volumes in memory have none.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Disk(Option<PathBuf>);
 
@@ -35,7 +35,10 @@ impl Disk {
     pub(super) fn of(config: &VolumeConfig) -> Self {
         match &config.pool {
             Some(pool) => Self::of_pool(pool),
-            None => data_place(config).map_or(Self(None), Self::of_path),
+            None => match &config.remote {
+                Some(remote) => Self(Some(Path::new("remote").join(&remote.url().target))),
+                None => data_place(config).map_or(Self(None), Self::of_path),
+            },
         }
     }
 

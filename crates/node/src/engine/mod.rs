@@ -57,7 +57,7 @@ use crate::fronts::Front;
 use crate::fronts::acceptor::Acceptor;
 use crate::metrics::VolumeSpace;
 use crate::problem::{MissingObject, Problem};
-use crate::stores::{PoolCores, PoolMemory, StoreError};
+use crate::stores::{PoolMemory, StoreCores, StoreError};
 
 /// Maximum number of attempts to make a change that others overtake.
 const ATTEMPTS: usize = 64;
@@ -197,7 +197,7 @@ impl Engine {
         let events = config.state.as_deref().map_or_else(EventLog::default, EventLog::open);
         let front = Arc::new(Front::new(&config.limits, events));
         let memory = PoolMemory::within(config.state.as_deref());
-        let pools = Pools::new(PoolCores(Arc::downgrade(cores)), memory);
+        let pools = Pools::new(StoreCores(Arc::downgrade(cores)), memory);
         let config = Arc::new(in_force_at_start(config));
         Arc::new(Self {
             acceptor: Acceptor::new(front.clone(), cores),
@@ -378,6 +378,7 @@ impl Engine {
                 plans.push(OpenPlan {
                     config: config.clone(),
                     pool: desired.pool_of(config),
+                    accounts: desired.accounts_of(config),
                     scope: different.scope(&running, config).map(str::to_owned),
                     open_mode: missing.open_mode,
                 });

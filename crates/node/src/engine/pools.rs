@@ -15,7 +15,7 @@ use crate::config::PoolConfig;
 use crate::problem::MissingObject;
 use crate::schema::pools::{PoolLoss, StoredVolume};
 use crate::stores::pool::preview_recovery;
-use crate::stores::{OpenPool, PoolCores, PoolMemory, StoreError};
+use crate::stores::{OpenPool, PoolMemory, StoreCores, StoreError};
 
 /// After a failed attempt, a pool is not opened again for this time: all of its volumes get the same answer.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -25,7 +25,7 @@ type DeviceSet = Vec<PathBuf>;
 
 /// The pools of a server.
 pub(crate) struct Pools {
-    pub(crate) cores: PoolCores,
+    pub(crate) cores: StoreCores,
     memory: PoolMemory,
     state: Mutex<State>,
     /// An opening has ended.
@@ -163,7 +163,7 @@ const STILL_USED: &str = "has stopped, and other volumes still use it: run `sars
                           opens it again";
 
 impl Pools {
-    pub(super) fn new(cores: PoolCores, memory: PoolMemory) -> Self {
+    pub(super) fn new(cores: StoreCores, memory: PoolMemory) -> Self {
         Self {
             cores,
             memory,

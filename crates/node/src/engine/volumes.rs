@@ -18,13 +18,14 @@ use tracing::warn;
 use super::claims::Claim;
 use super::diff::data_place;
 use super::{ChangeError, Engine, ResourceError, not_opened};
-use crate::config::{PoolConfig, StoreKind, VolumeConfig};
+use crate::config::{AccountConfig, PoolConfig, StoreKind, VolumeConfig};
 use crate::metadata;
 use crate::model::ByteSize;
 use crate::stores::encrypted::NewKey;
+use crate::stores::remote::NewUnit;
 use crate::stores::{
-    self, FileStore, MarkRule, NewPoolVolume, OpenMode, Opened, PoolBacking, RamStore, StoreError,
-    VolumePool,
+    self, FileStore, Foundation, MarkRule, NewPoolVolume, OpenMode, Opened, PoolBacking, RamStore,
+    RemoteAccess, StoreError, VolumePool,
 };
 
 /// The time without writes after which a file that was missing is served.
@@ -52,7 +53,7 @@ pub(crate) struct Volume {
     /// The store of the unit. It is flushed and resized.
     pub(crate) store: Arc<dyn Store>,
     pub(crate) backing: Backing,
-    new_key: Option<NewKey>,
+    unwritten: UnwrittenRecords,
     pub(super) growth: Growth,
     /// Resolves when the volume is dropped: no session has it and no request uses it.
     pub(crate) ended: oneshot::Receiver<()>,
@@ -67,18 +68,19 @@ impl Volume {
         machine: &str,
         layer: &Layer,
         open_mode: OpenMode,
-        pool: Option<&VolumePool>,
+        foundation: &Foundation,
     ) -> Result<Self, StoreError> {
-        let mut opened = stores::open(config, open_mode, pool)?;
+        let mut opened = stores::open(config, open_mode, foundation)?;
         opened.store = layer(&config.name, opened.store);
         let (companion, ended) = oneshot::channel::<()>();
-        let (unit, new_key) = logical_unit(config, scope, machine, &opened, companion, open_mode)?;
+        let (unit, unwritten) =
+            logical_unit(config, scope, machine, &opened, companion, open_mode)?;
         let Opened { memory, file, pool, .. } = opened;
         let backing = Backing { memory, file, pool };
         let store = unit.volume().store().clone();
         let scope = scope.filter(|_| config.serial.is_none()).map(str::to_owned);
         let (config, growth) = (config.clone(), Growth::None);
-        Ok(Self { config, scope, unit, store, backing, new_key, growth, ended })
+        Ok(Self { config, scope, unit, store, backing, unwritten, growth, ended })
     }
 
     /// Sets the configured size to the actual one, until it has grown.
@@ -96,7 +98,7 @@ impl Volume {
 
     /// Returns whether data must be on the disk before initiators write to it.
     pub(crate) fn has_unwritten_metadata(&self) -> bool {
-        self.new_key.is_some() || self.backing.file.as_ref().is_some_and(|file| file.is_blank())
+        !self.unwritten.is_empty() || self.backing.file.as_ref().is_some_and(|file| file.is_blank())
     }
 
     /// Returns whether its file still needs its mark.
@@ -107,8 +109,8 @@ impl Volume {
     /// Writes this data durably. The change must be stored before.
     pub(crate) fn imprint(&mut self) -> Result<(), StoreError> {
         self.backing.file.as_ref().map_or(Ok(()), |file| file.imprint())?;
-        self.new_key.as_ref().map_or(Ok(()), NewKey::keep)?;
-        self.new_key = None;
+        self.unwritten.write()?;
+        self.unwritten = UnwrittenRecords::default();
         Ok(())
     }
 
@@ -208,6 +210,25 @@ impl Volume {
     }
 }
 
+/// Records of a new volume that are not written yet.
+#[derive(Default)]
+struct UnwrittenRecords {
+    key: Option<NewKey>,
+    unit: Option<NewUnit>,
+}
+
+impl UnwrittenRecords {
+    const fn is_empty(&self) -> bool {
+        self.key.is_none() && self.unit.is_none()
+    }
+
+    /// Writes them durably. Blocks the thread, which must not be a core.
+    fn write(&self) -> Result<(), StoreError> {
+        self.key.as_ref().map_or(Ok(()), NewKey::keep)?;
+        self.unit.as_ref().map_or(Ok(()), NewUnit::keep)
+    }
+}
+
 /// The growth of a volume that is smaller than desired.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Growth {
@@ -236,14 +257,23 @@ impl Opening {
         plan: &OpenPlan,
         claim: Claim,
     ) -> Result<Self, ResourceError> {
-        let OpenPlan { config, pool, scope, open_mode } = plan;
+        let OpenPlan { config, pool, accounts, scope, open_mode } = plan;
         let open = |(pool, origin): &(PoolConfig, Option<String>)| {
             Ok(VolumePool { open: engine.pools.open(pool)?, origin: origin.clone() })
         };
         let pool = pool.as_ref().map(open).transpose().map_err(not_opened(&config.name))?;
+        let foundation = match pool {
+            Some(pool) => Foundation::Pool(pool),
+            None if config.store == StoreKind::Remote => Foundation::Remote(RemoteAccess {
+                cores: engine.pools.cores.clone(),
+                machine: engine.machine.clone(),
+                accounts: accounts.clone(),
+            }),
+            None => Foundation::Nothing,
+        };
         let mut new_files = NewFiles::missing_of(config, *open_mode);
-        let (machine, layer, pool) = (&engine.machine, &*engine.layer, pool.as_ref());
-        let opened = Volume::open(config, scope.as_deref(), machine, layer, *open_mode, pool);
+        let (machine, layer, scope) = (&engine.machine, &*engine.layer, scope.as_deref());
+        let opened = Volume::open(config, scope, machine, layer, *open_mode, &foundation);
         new_files.note();
         let mut volume = opened.map_err(not_opened(&config.name))?;
         new_files.in_pool = volume.backing.pool.as_mut().and_then(|backing| backing.new.take());
@@ -291,6 +321,8 @@ pub(super) struct OpenPlan {
     pub(super) config: VolumeConfig,
     /// Its pool, if it has one, and the serial number of the volume whose snapshot it is, or begins with.
     pub(super) pool: Option<(PoolConfig, Option<String>)>,
+    /// The accounts with which it logs in elsewhere.
+    pub(super) accounts: Vec<AccountConfig>,
     /// The target from which its identity is derived, if it has no serial number.
     pub(super) scope: Option<String>,
     pub(super) open_mode: OpenMode,
@@ -428,7 +460,7 @@ pub(super) fn check_not_just_written(config: &VolumeConfig) -> Result<(), StoreE
     }
 }
 
-/// Creates a volume in its last state. Returns its unit, and the key if a new one was generated.
+/// Creates a volume in its last state. Returns its unit, and the records that must be written before initiators use it.
 fn logical_unit(
     volume: &VolumeConfig,
     scope: Option<&str>,
@@ -436,11 +468,14 @@ fn logical_unit(
     opened: &Opened,
     companion: oneshot::Sender<()>,
     open_mode: OpenMode,
-) -> Result<(Arc<LogicalUnit>, Option<NewKey>), StoreError> {
-    let Opened { store, health, pool, .. } = opened;
+) -> Result<(Arc<LogicalUnit>, UnwrittenRecords), StoreError> {
+    let Opened { store, health, pool, remote, .. } = opened;
     let history = pool.as_ref().and_then(|pool| pool.history.clone());
     let metadata_store = metadata::open(volume, open_mode)?;
     let encrypted = stores::encrypted::open(volume, store, metadata_store.as_ref())?;
+    let new_unit = remote.as_ref().map_or(Ok(None), |remote| {
+        stores::remote::check_unit(volume, remote, metadata_store.as_ref(), open_mode)
+    })?;
     let (encrypted, new_key) = encrypted.map(|one| (one.store, one.new_key)).unzip();
     let eraser = encrypted.clone().map(|store| store as _);
     let store: Arc<dyn Store> = match encrypted {
@@ -472,7 +507,8 @@ fn logical_unit(
         eraser,
         pass_through: stores::pass_through::open(volume)?,
     };
-    Ok((LogicalUnit::of_parts(parts).map_err(state)?, new_key.flatten()))
+    let unwritten = UnwrittenRecords { key: new_key.flatten(), unit: new_unit };
+    Ok((LogicalUnit::of_parts(parts).map_err(state)?, unwritten))
 }
 
 /// Returns the identity of this installation. Two machines must never offer two disks under one identity, or multipath
@@ -517,7 +553,11 @@ pub(crate) fn identity(volume: &VolumeConfig, scope: Option<&str>, machine: &str
 fn device_type(volume: &VolumeConfig) -> DeviceType {
     match volume.store {
         StoreKind::Iso => DeviceType::Cd,
-        StoreKind::Ram | StoreKind::Null | StoreKind::File | StoreKind::Pool => DeviceType::Disk,
+        StoreKind::Ram
+        | StoreKind::Null
+        | StoreKind::File
+        | StoreKind::Pool
+        | StoreKind::Remote => DeviceType::Disk,
         // A pass-through device reports its own type.
         StoreKind::Sg => DeviceType::Disk,
     }

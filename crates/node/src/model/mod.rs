@@ -20,6 +20,7 @@ pub(crate) mod qos;
 mod quantity;
 mod redirect;
 mod references;
+mod remote;
 mod revision;
 mod size;
 mod snapshot;
@@ -52,12 +53,13 @@ pub use self::portal::{DEFAULT_GROUP, parse_nbd_portal, parse_portal};
 pub use self::qos::{BurstWindow, DEFAULT_WEIGHT, Rates, Weight};
 pub(crate) use self::quantity::DURATION_PATTERN;
 pub use self::quantity::{
-    Bandwidth, ByteSize, Bytes, Count, GroupTag, Milliseconds, Mirror, Number, Quantity, Rate,
-    Size, Span, Stripes, Unit,
+    Bandwidth, ByteSize, Bytes, Count, GroupTag, Milliseconds, Mirror, Number, PathWait, Quantity,
+    Rate, Size, Span, Stripes, Unit,
 };
 pub(crate) use self::redirect::parse_host_and_port;
 pub use self::redirect::parse_redirect_address;
 pub(crate) use self::references::referred;
+pub use self::remote::RemoteUrl;
 pub use self::revision::Revision;
 pub use self::size::{parse_size, render_rounded, render_size};
 pub use self::snapshot::{SnapshotName, SnapshotPeriod, SnapshotSchedule};

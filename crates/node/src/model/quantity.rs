@@ -98,6 +98,8 @@ pub type Size<const LOW: u64 = 0, const HIGH: u64 = { u64::MAX }> = Quantity<Byt
 /// A duration in a range of milliseconds.
 pub type Span<const LOW: u64 = 0, const HIGH: u64 = { u64::MAX }> =
     Quantity<Milliseconds, LOW, HIGH>;
+/// How long commands wait for a path.
+pub type PathWait = Span<0, 86_400_000>;
 /// Operations a second.
 pub type Rate = Number<1>;
 /// Bytes a second.

@@ -37,7 +37,10 @@ fn references(object: &Object) -> Vec<(ObjectKind, &str, Role)> {
             .collect(),
         Object::Volume(volume) => {
             let pool = volume.pool.iter();
-            pool.map(|name| (ObjectKind::Pool, name.as_str(), Role::Pool)).collect()
+            let pool = pool.map(|name| (ObjectKind::Pool, name.as_str(), Role::Pool));
+            let accounts = volume.remote.iter().flat_map(|url| url.accounts());
+            let of_account = |name| (ObjectKind::Account, name, Role::In("remote"));
+            pool.chain(accounts.map(of_account)).collect()
         }
         Object::Portal(_) | Object::Account(_) | Object::Pool(_) | Object::Limits(_) => Vec::new(),
     }
@@ -122,6 +125,9 @@ mod tests {
         [[volume]]
         name = "a"
         pool = "p"
+        [[volume]]
+        name = "c"
+        remote = "iscsi://z@h/iqn.x:c/0"
         [[target]]
         name = "iqn.x:b"
         chap = ["x"]
@@ -140,6 +146,7 @@ mod tests {
             (ObjectKind::Volume, "a", "LUN 1 of iqn.x:a"),
             (ObjectKind::Volume, "b", "LUN 7 of iqn.x:a, in allow of iqn.x:a"),
             (ObjectKind::Account, "y", "in chap of iqn.x:a, in allow of iqn.x:a"),
+            (ObjectKind::Account, "z", "in remote of volume c"),
             (ObjectKind::Account, "own", "in own-account of discovery"),
             (
                 ObjectKind::Account,

@@ -3,7 +3,7 @@
 //! ```toml
 //! [[volume]]
 //! name = "data"
-//! store = "file"                      # the default; or ram, null, iso, sg
+//! store = "file"                      # the default; or ram, null, iso, sg, pool, remote
 //! path = "/srv/data.img"
 //! size = "10GiB"
 //! cache = "none"
@@ -28,6 +28,7 @@
 use std::path::{Path, PathBuf};
 
 use sarsen_block::BlockSize;
+use sarsen_initiator::PathSelector;
 use sarsen_initiator::transfer::ImageFormat;
 use sarsen_scsi::{Designator, Naa, ProtectionType};
 use serde::{Deserialize, Serialize};
@@ -37,9 +38,10 @@ use utoipa::ToSchema;
 use super::cache_mode::CacheMode;
 use super::fault::FaultConfig;
 use super::invalid::FieldError;
-use super::names::check_volume_name;
+use super::names::{check_volume_name, target_name_fault};
 use super::qos::{self, BurstWindow, Rates, Weight};
-use super::quantity::{Bandwidth, ByteSize, Mirror, Rate, Span, Stripes};
+use super::quantity::{Bandwidth, ByteSize, Mirror, PathWait, Rate, Span, Stripes};
+use super::remote::RemoteUrl;
 use super::snapshot::{SnapshotName, SnapshotSchedule};
 use super::values::is_false;
 use super::{document, text, words};
@@ -60,6 +62,8 @@ pub enum StoreKind {
     Sg,
     /// In a pool.
     Pool,
+    /// A logical unit of another server.
+    Remote,
 }
 
 /// A volume.
@@ -69,7 +73,7 @@ pub struct Volume {
     /// Unique name: lower-case letters, digits, dots and hyphens.
     pub name: String,
     /// Where the blocks are stored: in a file or on a block device, in memory, nowhere, in the image of a CD, on a
-    /// real SCSI device (`sg`), or in a pool.
+    /// real SCSI device (`sg`), in a pool, or on another server (`remote`).
     #[serde(default, with = "words")]
     #[schema(value_type = String)]
     pub store: StoreKind,
@@ -80,6 +84,27 @@ pub struct Volume {
     /// The pool from which the volume gets its space. It implies `store = "pool"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
+    /// The logical unit of another server that the volume is: `iscsi://[ACCOUNT@]HOST[:PORT][,HOST[:PORT]...]/TARGET/LUN`, with
+    /// each portal as a path, or `iscsis://` with `?ca=FILE`. It implies `store = "remote"`. Only this server may write to the
+    /// unit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub remote: Option<Box<RemoteUrl>>,
+    /// The iSCSI name with which the server logs in at `remote`. Default: a name that is made from this machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initiator_name: Option<Box<str>>,
+    /// Use only the portals of `remote`, not those that its target reports in addition if it names one.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub only_these_portals: bool,
+    /// How a path to `remote` is chosen for each command: `service-time`, `queue-depth` or `round-robin`. Default:
+    /// service-time.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "words::option")]
+    #[schema(value_type = Option<String>)]
+    pub path_selector: Option<PathSelector>,
+    /// How long commands wait while no path to `remote` works, before they fail. Default: 30s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub path_wait: Option<PathWait>,
     /// The snapshot that a new volume begins with: `VOLUME@NAME`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
@@ -228,6 +253,14 @@ impl Volume {
     pub(crate) fn check(&self) -> Result<(), FieldError> {
         check_volume_name(&self.name).map_err(|message| FieldError::new("name", message))?;
         qos::check(&self.qos())?;
+        if let Some(name) = &self.initiator_name
+            && let Some(fault) = target_name_fault(name)
+        {
+            return Err(FieldError::new(
+                "initiator-name",
+                format!("initiator-name = {name:?}: {fault}"),
+            ));
+        }
         self.check_identity()?;
         if self.is_device() {
             self.check_device_keys(&serde_json::to_value(self).unwrap_or_default())?;
@@ -240,6 +273,7 @@ impl Volume {
                 self.path.is_none().then_some("path")
             }
             StoreKind::Pool => self.pool.is_none().then_some("pool"),
+            StoreKind::Remote => self.remote.is_none().then_some("remote"),
         };
         match missing {
             Some(key) => Err(FieldError::new("", format!("the volume has no {key}: add it"))),
@@ -313,19 +347,56 @@ impl Volume {
         let (is_file, is_null) = (self.store == StoreKind::File, self.store == StoreKind::Null);
         let is_read_only_file = is_file && self.is_read_only();
         let is_in_pool = self.store == StoreKind::Pool;
+        let is_remote = self.store == StoreKind::Remote;
         let has_own_layout = is_in_pool && self.clone_of.is_none() && self.snapshot.is_none();
         let refused = [
             (
                 "state",
                 self.state.is_some()
                     && (!is_file || is_read_only_file)
-                    && (!is_in_pool || self.snapshot.is_some()),
-                "only a writable volume in a file or a pool has a state folder; remove the key",
+                    && (!is_in_pool || self.snapshot.is_some())
+                    && (!is_remote || self.read_only),
+                "only a writable volume in a file or a pool, or a remote one, has a state folder; remove the key",
             ),
             (
                 "pool",
                 self.pool.is_some() && !is_in_pool,
                 "only a volume with store = \"pool\" has a pool; write that, or remove the key",
+            ),
+            (
+                "remote",
+                self.remote.is_some() && !is_remote,
+                "only a volume with store = \"remote\" has a URL; write that, or remove the key",
+            ),
+            (
+                "initiator-name",
+                self.initiator_name.is_some() && !is_remote,
+                "only a remote volume logs in with a name; remove the key",
+            ),
+            (
+                "only-these-portals",
+                self.only_these_portals && !is_remote,
+                "only-these-portals: only a remote volume has paths; remove the key",
+            ),
+            (
+                "path-selector",
+                self.path_selector.is_some() && !is_remote,
+                "path-selector: only a remote volume has paths; remove the key",
+            ),
+            (
+                "path-wait",
+                self.path_wait.is_some() && !is_remote,
+                "path-wait: only a remote volume has paths; remove the key",
+            ),
+            (
+                "size",
+                self.size.is_some() && is_remote,
+                "size: a remote volume has the size of the unit; remove the key, and change the size there",
+            ),
+            (
+                "block-size",
+                self.block_size.is_some() && is_remote,
+                "block-size: a remote volume has the blocks of the unit; remove the key",
             ),
             (
                 "clone-of",
@@ -369,13 +440,13 @@ impl Volume {
             ),
             (
                 "protection",
-                self.protection.is_some() && is_in_pool,
-                "a volume in a pool stores no protection information; remove the key",
+                self.protection.is_some() && (is_in_pool || is_remote),
+                "a volume in a pool, and a remote one, stores no protection information; remove the key",
             ),
             (
                 "encrypted",
-                self.encrypted && is_in_pool,
-                "encrypted: a volume in a pool cannot be encrypted; remove the key",
+                self.encrypted && (is_in_pool || is_remote),
+                "encrypted: a volume in a pool, and a remote one, cannot be encrypted; remove the key",
             ),
             (
                 "limit",
@@ -423,8 +494,8 @@ impl Volume {
     pub(crate) fn complete(&mut self) {
         self.read_only = self.is_read_only();
         self.removable = self.is_removable();
-        // A volume in a pool has the blocks with which it was created.
-        if !self.is_device() && self.store != StoreKind::Pool {
+        // A volume in a pool has the blocks with which it was created, and a remote one those of the unit.
+        if !self.is_device() && !matches!(self.store, StoreKind::Pool | StoreKind::Remote) {
             self.block_size = Some(self.block_size());
         }
         if self.store == StoreKind::File {
@@ -432,10 +503,14 @@ impl Volume {
         }
     }
 
-    /// Returns the volume with the store that its keys imply, if they name none: a volume with a pool is in that.
+    /// Returns the volume with the store that its keys imply, if they name none: that of a pool or of a URL.
     pub(crate) fn with_implied_store(mut self) -> Self {
-        if self.pool.is_some() && self.store == StoreKind::File && self.path.is_none() {
-            self.store = StoreKind::Pool;
+        if self.store == StoreKind::File && self.path.is_none() {
+            if self.pool.is_some() {
+                self.store = StoreKind::Pool;
+            } else if self.remote.is_some() {
+                self.store = StoreKind::Remote;
+            }
         }
         self
     }
@@ -513,7 +588,7 @@ impl Volume {
     /// Returns the folder of its records, if it has one.
     pub(crate) fn records_folder(&self) -> Option<PathBuf> {
         match self.store {
-            StoreKind::Pool => self.state.clone(),
+            StoreKind::Pool | StoreKind::Remote => self.state.clone(),
             _ => {
                 let path = self.file()?;
                 Some(self.state.clone().unwrap_or_else(|| metadata_folder(path)))

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use sarsen_block::BlockSize;
+use sarsen_initiator::PathSelector;
 use sarsen_initiator::transfer::ImageFormat;
 use sarsen_io::cores::FileEngine;
 use sarsen_io::spin::Spin;
@@ -46,6 +47,15 @@ impl Words for StoreKind {
         ("iso", Self::Iso),
         ("sg", Self::Sg),
         ("pool", Self::Pool),
+        ("remote", Self::Remote),
+    ];
+}
+
+impl Words for PathSelector {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        (Self::ServiceTime.name(), Self::ServiceTime),
+        (Self::QueueDepth.name(), Self::QueueDepth),
+        (Self::RoundRobin.name(), Self::RoundRobin),
     ];
 }
 

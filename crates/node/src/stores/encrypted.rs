@@ -178,7 +178,7 @@ fn now_or_failed<T>(answer: Io<Result<T, BlockError>>) -> Result<T, BlockError> 
     ready(answer).unwrap_or(Err(BlockError::Invalid(InvalidRequest::Unsupported)))
 }
 
-fn now<T>(answer: Io<io::Result<T>>) -> io::Result<T> {
+pub(super) fn now<T>(answer: Io<io::Result<T>>) -> io::Result<T> {
     ready(answer).unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into()))
 }
 
@@ -201,12 +201,12 @@ mod tests {
     use super::*;
     use crate::config::parse_volume;
     use crate::metadata;
-    use crate::stores::OpenMode;
+    use crate::stores::{Foundation, OpenMode};
 
     type Opened = Result<Option<Arc<EncryptedStore>>, StoreError>;
 
     fn settled(volume: &VolumeConfig) -> Result<Arc<dyn Store>, StoreError> {
-        let opened = super::super::open(volume, OpenMode::OpenOrCreate, None)?;
+        let opened = super::super::open(volume, OpenMode::OpenOrCreate, &Foundation::Nothing)?;
         opened.file.map_or(Ok(()), |file| file.settle())?;
         Ok(opened.store)
     }

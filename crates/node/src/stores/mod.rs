@@ -6,11 +6,13 @@ mod file;
 mod image;
 mod latch;
 mod null;
+mod on_cores;
 #[cfg_attr(not(feature = "pass-through"), path = "pass_through/missing.rs")]
 pub(crate) mod pass_through;
 pub(crate) mod pool;
 mod protected;
 mod ram;
+pub(crate) mod remote;
 mod slow;
 
 use std::io;
@@ -28,15 +30,17 @@ pub(crate) use self::file::BackingSpace;
 pub(crate) use self::file::check_growth;
 pub use self::file::{FileOptions, FileStore};
 pub use self::null::NullStore;
+pub(crate) use self::on_cores::StoreCores;
 pub use self::pool::{
     CheckedPool, PlannedDevice, PoolPlan, check as check_pool, create as create_pool,
     preview_recovery_offline, recover as recover_pool,
 };
 pub(crate) use self::pool::{
-    NewPoolVolume, OpenPool, PendingRollBack, PoolBacking, PoolCores, PoolMemory, PoolRename,
-    ReportedDevice, RollBackEnd, VolumeFilling, tier_use_of,
+    NewPoolVolume, OpenPool, PendingRollBack, PoolBacking, PoolMemory, PoolRename, ReportedDevice,
+    RollBackEnd, VolumeFilling, tier_use_of,
 };
 pub use self::ram::RamStore;
+pub(crate) use self::remote::{RemoteAccess, RemoteStore};
 pub use self::slow::SlowStore;
 pub use crate::config::CacheMode;
 use crate::config::{FaultConfig, StoreKind, VolumeConfig};
@@ -227,6 +231,14 @@ pub enum StoreError {
     /// The server ends.
     #[error("the server stops")]
     ServerEnds,
+    /// A remote logical unit cannot be used.
+    #[error("{url} {problem}")]
+    RemoteUnit {
+        /// Its URL, without secrets.
+        url: String,
+        /// The problem and its remedy.
+        problem: String,
+    },
     /// The program was built without the feature of this store.
     #[error("store = {store:?}: {source}")]
     MissingFeature {
@@ -294,6 +306,13 @@ fn pool_prefix(pool: &str) -> String {
     if pool.is_empty() { String::new() } else { format!("pool {pool}: ") }
 }
 
+/// What the store of a volume needs beside its configuration.
+pub(crate) enum Foundation {
+    Nothing,
+    Pool(VolumePool),
+    Remote(RemoteAccess),
+}
+
 /// The pool of a volume that is opened.
 pub(crate) struct VolumePool {
     pub(crate) open: Arc<OpenPool>,
@@ -310,24 +329,25 @@ pub(crate) struct Opened {
     pub(crate) file: Option<Arc<FileStore>>,
     /// The volume of a pool at the lowest layer, if it has one.
     pub(crate) pool: Option<PoolBacking>,
+    /// The remote unit at the lowest layer, if it has one.
+    pub(crate) remote: Option<Arc<RemoteStore>>,
     /// The store reports here that its backing cannot be used.
     pub(crate) health: Arc<Health>,
 }
 
 /// Opens a volume's store with its configured layers, except the layer that needs the volume's records (see
 /// `encrypted`). A file keeps its length until it is settled.
-/// `pool` is the open pool of the volume, if it has one.
 pub(crate) fn open(
     volume: &VolumeConfig,
     open_mode: OpenMode,
-    pool: Option<&VolumePool>,
+    foundation: &Foundation,
 ) -> Result<Opened, StoreError> {
     let block_size = volume.block_size();
     // A volume that was checked has a size or a path if its store needs it.
     let size = volume.size.map_or(0, ByteSize::get);
     let block_count = size >> block_size.shift();
     let path = volume.path.as_deref().unwrap_or(Path::new(""));
-    let (mut memory, file, mut pool_backing) = (None, None, None);
+    let (mut memory, file, mut pool_backing, remote) = (None, None, None, None);
     let store: Arc<dyn Store> = match volume.store {
         StoreKind::Ram => {
             let limit = volume.limit.map(ByteSize::get);
@@ -352,33 +372,42 @@ pub(crate) fn open(
             // A file store enforces read-only access itself.
             let health = file.health().clone();
             let (store, file, pool) = (plant(volume, store)?, Some(file), None);
-            return Ok(Opened { store, memory, file, pool, health });
+            return Ok(Opened { store, memory, file, pool, remote, health });
         }
         // Commands are passed to the device (see `pass_through`), so the server has no blocks here.
         StoreKind::Sg => {
             let store = Arc::new(NullStore::new(block_size, 0));
             let health = Arc::new(Health::new(store.status().clone()));
-            return Ok(Opened { store, memory, file, pool: None, health });
+            return Ok(Opened { store, memory, file, pool: None, remote, health });
         }
         StoreKind::Pool => {
-            let pool = pool.ok_or_else(|| StoreError::pool("", "the pool is not open"))?;
-            let VolumePool { open, origin } = pool;
+            let Foundation::Pool(VolumePool { open, origin }) = foundation else {
+                return Err(StoreError::pool("", "the pool is not open"));
+            };
             let backing = open.open_volume(volume, origin.as_deref(), open_mode)?;
             let store = backing.volume.clone();
             pool_backing = Some(backing);
             store
         }
+        StoreKind::Remote => {
+            let Foundation::Remote(access) = foundation else { return Err(StoreError::ServerEnds) };
+            let (remote, health) = RemoteStore::open(volume, access)?;
+            let store = plant(volume, remote.clone())?;
+            let store = if volume.is_read_only() { Arc::new(ReadOnly::new(store)) } else { store };
+            let (pool, remote) = (None, Some(remote));
+            return Ok(Opened { store, memory, file, pool, remote, health });
+        }
         StoreKind::Iso => {
             let image = Arc::new(image::open(path)?);
             let health = image.health().clone();
             let store = plant(volume, image.clone())?;
-            return Ok(Opened { store, memory, file: Some(image), pool: None, health });
+            return Ok(Opened { store, memory, file: Some(image), pool: None, remote, health });
         }
     };
     let store = plant(volume, store)?;
     let store = if volume.is_read_only() { Arc::new(ReadOnly::new(store)) } else { store };
     let health = Arc::new(Health::new(store.status().clone()));
-    Ok(Opened { store, memory, file, pool: pool_backing, health })
+    Ok(Opened { store, memory, file, pool: pool_backing, remote, health })
 }
 
 fn file_options(volume: &VolumeConfig, path: &Path) -> FileOptions {

@@ -16,20 +16,18 @@ mod tiers;
 mod usage;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak, mpsc};
 use std::time::UNIX_EPOCH;
 
 use parking_lot::Mutex;
 use sarsen_block::{Store, Usability};
-use sarsen_io::cores::Cores;
 use sarsen_io::{random, time};
 use sarsen_pool::{
     DeviceState, Image, Label, NewVolume, Pool, PoolError, VolumeId, VolumeInfo, VolumeKind,
 };
 use sarsen_volume::VolumeHealth;
 use sha2::{Digest as _, Sha256};
-use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 
 pub(crate) use self::creation::format;
@@ -53,7 +51,7 @@ use self::scrub::Scrub;
 pub(crate) use self::tiers::use_of as tier_use_of;
 use self::tiers::{Balancing, PacedTasks};
 pub(crate) use self::usage::{names_of, stored_volumes};
-use super::{OpenMode, StoreError};
+use super::{OpenMode, StoreCores, StoreError};
 use crate::config::{CacheMode, PoolConfig, VolumeConfig, render_size};
 use crate::metrics::PoolUsage;
 use crate::model::{ByteSize, SnapshotName, render_rounded};
@@ -61,38 +59,6 @@ use crate::schema::pools::PoolLoss;
 
 /// The end of a report of a pool that is nearly full: so many percent below the threshold.
 const ALERT_MARGIN: u64 = 2;
-
-/// The cores on which operations on pools run.
-#[derive(Clone)]
-pub(crate) struct PoolCores(pub(crate) Weak<Cores>);
-
-impl PoolCores {
-    /// Starts an operation on a core. The operation ends there, even if its caller does not wait.
-    fn begin<T, F>(&self, operation: impl FnOnce() -> F + Send + 'static) -> oneshot::Receiver<T>
-    where
-        T: Send + 'static,
-        F: Future<Output = T> + 'static,
-    {
-        let (done, answer) = oneshot::channel();
-        if let Some(cores) = self.0.upgrade() {
-            cores.spawn_on(0, move || async move { drop(done.send(operation().await)) });
-        }
-        answer
-    }
-
-    /// Carries out an operation on a core. Blocks the thread, which must not be one.
-    fn run<T, F>(&self, operation: impl FnOnce() -> F + Send + 'static) -> Result<T, StoreError>
-    where
-        T: Send + 'static,
-        F: Future<Output = Result<T, StoreError>> + 'static,
-    {
-        let (done, answer) = mpsc::channel();
-        let Some(cores) = self.0.upgrade() else { return Err(StoreError::ServerEnds) };
-        cores.spawn_on(0, move || async move { drop(done.send(operation().await)) });
-        drop(cores);
-        answer.recv().unwrap_or(Err(StoreError::ServerEnds))
-    }
-}
 
 fn new_identifier() -> [u8; 16] {
     let mut bytes = [0; 16];
@@ -134,7 +100,7 @@ pub(crate) struct OpenPool {
     memory: PoolMemory,
     remembered: Remembered,
     losses: Losses,
-    cores: PoolCores,
+    cores: StoreCores,
     tasks: Arc<PacedTasks>,
     balancing: Mutex<Balancing>,
     settling: Mutex<Settling>,
@@ -202,7 +168,7 @@ impl Drop for NewPoolVolume {
 impl OpenPool {
     /// Opens a pool. Blocks the thread, which must not be a core.
     pub(crate) fn open(
-        cores: &PoolCores,
+        cores: &StoreCores,
         config: &PoolConfig,
         memory: &PoolMemory,
         accepted: &[PoolLoss],

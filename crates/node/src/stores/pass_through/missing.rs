@@ -11,8 +11,11 @@ pub(crate) fn open(volume: &VolumeConfig) -> Result<Option<Device>, StoreError> 
     let source = MissingFeature("pass-through");
     match volume.store {
         StoreKind::Sg => Err(StoreError::MissingFeature { store: "sg", source }),
-        StoreKind::File | StoreKind::Ram | StoreKind::Null | StoreKind::Iso | StoreKind::Pool => {
-            Ok(None)
-        }
+        StoreKind::File
+        | StoreKind::Ram
+        | StoreKind::Null
+        | StoreKind::Iso
+        | StoreKind::Pool
+        | StoreKind::Remote => Ok(None),
     }
 }

@@ -13,7 +13,7 @@ use tracing::warn;
 use super::super::StoreError;
 use super::super::file::FileStore;
 use super::devices::open_device;
-use super::{PacedTasks, PoolCores, failed, new_identifier};
+use super::{PacedTasks, StoreCores, failed, new_identifier};
 use crate::config::{CacheMode, PoolConfig};
 use crate::model::{ByteSize, Invalid, Key, ObjectKind};
 
@@ -86,7 +86,7 @@ impl PoolPlan {
 pub(crate) struct Formatted {
     created: Vec<PathBuf>,
     config: PoolConfig,
-    cores: PoolCores,
+    cores: StoreCores,
 }
 
 impl Formatted {
@@ -117,7 +117,7 @@ fn open_all(config: &PoolConfig) -> Result<Vec<Arc<FileStore>>, StoreError> {
 
 /// Creates a pool on devices that are empty, or with `force` on any. Blocks the thread, which must not be a core.
 pub(crate) fn format(
-    cores: &PoolCores,
+    cores: &StoreCores,
     plan: &PoolPlan,
     force: bool,
 ) -> Result<Formatted, StoreError> {

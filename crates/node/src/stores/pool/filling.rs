@@ -15,7 +15,7 @@ use sarsen_volume::{Aspect, Health, VolumeHealth};
 use tokio::sync::Semaphore;
 use tracing::info;
 
-use super::{OpenPool, PoolCores};
+use super::{OpenPool, StoreCores};
 use crate::config::{VolumeConfig, render_size};
 use crate::events::{EventLog, Occurrence};
 use crate::model::ByteSize;
@@ -176,7 +176,7 @@ impl OpenPool {
 pub(crate) struct VolumeFilling {
     store: Arc<FillingVolume>,
     path: PathBuf,
-    cores: PoolCores,
+    cores: StoreCores,
     is_running: AtomicBool,
     /// When it is tried again after a failure.
     retry_at: Mutex<Option<Instant>>,

@@ -11,7 +11,7 @@ use sarsen_pool::Checked;
 use super::creation::{PoolPlan, format};
 use super::devices::{identify_all, open_to_read};
 use super::failures::failed;
-use super::{OpenPool, PoolCores, PoolMemory};
+use super::{OpenPool, PoolMemory, StoreCores};
 use crate::config::PoolConfig;
 use crate::schema::pools::{PoolLoss, StoredVolume};
 use crate::stores::StoreError;
@@ -25,7 +25,7 @@ fn start_core(device: &Path) -> Result<Arc<Cores>, StoreError> {
 /// Creates a pool on devices that are empty, or with `force` on any.
 pub fn create(plan: &PoolPlan, force: bool) -> Result<(), StoreError> {
     let cores = start_core(&plan.config.devices[0])?;
-    format(&PoolCores(Arc::downgrade(&cores)), plan, force).map(drop)
+    format(&StoreCores(Arc::downgrade(&cores)), plan, force).map(drop)
 }
 
 fn config_of(pool: &str, devices: &[PathBuf]) -> PoolConfig {
@@ -35,7 +35,7 @@ fn config_of(pool: &str, devices: &[PathBuf]) -> PoolConfig {
 /// Makes a pool usable that cannot be opened without these losses. `devices` are those that are available.
 pub fn recover(pool: &str, devices: &[PathBuf], lose: &[PoolLoss]) -> Result<(), StoreError> {
     let cores = start_core(&devices[0])?;
-    let cores_of_pool = PoolCores(Arc::downgrade(&cores));
+    let cores_of_pool = StoreCores(Arc::downgrade(&cores));
     let config = config_of(pool, devices);
     let open = OpenPool::open(&cores_of_pool, &config, &PoolMemory::default(), lose)?;
     cores_of_pool.run(move || async move {
@@ -51,7 +51,7 @@ pub fn preview_recovery(
     lose: &[PoolLoss],
 ) -> Result<Vec<StoredVolume>, StoreError> {
     let cores = start_core(&devices[0])?;
-    let cores_of_pool = PoolCores(Arc::downgrade(&cores));
+    let cores_of_pool = StoreCores(Arc::downgrade(&cores));
     let config = config_of(pool, devices);
     super::preview_recovery(&cores_of_pool, &config, &PoolMemory::default(), lose)
 }

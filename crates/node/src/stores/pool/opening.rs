@@ -9,7 +9,7 @@ use sarsen_pool::{AcceptedLosses, Pool, PoolError};
 use super::devices::{NamedDevices, identify_all, pool_of, refuse_older};
 use super::failures::not_opened;
 use super::losses::Losses;
-use super::{PacedTasks, PoolCores, PoolMemory};
+use super::{PacedTasks, PoolMemory, StoreCores};
 use crate::config::PoolConfig;
 use crate::schema::pools::PoolLoss;
 use crate::stores::StoreError;
@@ -28,7 +28,7 @@ pub(super) struct Opened {
 /// Opens a pool from its devices that are open, even if that loses what is accepted. It reads and writes what `layer` makes
 /// of a file. Blocks the thread, which must not be a core.
 pub(super) fn open(
-    cores: &PoolCores,
+    cores: &StoreCores,
     config: &PoolConfig,
     memory: &PoolMemory,
     accepted: &[PoolLoss],

@@ -8,7 +8,7 @@ use sarsen_block::layers::OverlayStore;
 use super::devices::{NamedDevices, open_to_read};
 use super::opening::{Opened, open};
 use super::usage::stored_volumes;
-use super::{PoolCores, PoolMemory, failed};
+use super::{PoolMemory, StoreCores, failed};
 use crate::config::PoolConfig;
 use crate::schema::pools::{PoolLoss, StoredVolume};
 use crate::stores::StoreError;
@@ -18,7 +18,7 @@ use crate::stores::file::FileStore;
 /// have is lost, they have the bytes that each would have lost; what else is lost cannot be counted. Blocks the thread,
 /// which must not be a core.
 pub(crate) fn preview_recovery(
-    cores: &PoolCores,
+    cores: &StoreCores,
     config: &PoolConfig,
     memory: &PoolMemory,
     lose: &[PoolLoss],

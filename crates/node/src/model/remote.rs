@@ -1,0 +1,108 @@
+//! URLs of remote logical units, without secrets: users in them are names of accounts.
+
+use std::fmt;
+use std::str::FromStr;
+
+use sarsen_initiator::Url;
+
+use super::text::written_as_text;
+
+/// The URL of a remote logical unit. Its user, and its `target_user`, are names of accounts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteUrl {
+    text: String,
+    url: Url,
+}
+
+impl RemoteUrl {
+    /// Returns the URL without the secrets of its users.
+    pub fn url(&self) -> &Url {
+        &self.url
+    }
+
+    /// Returns the names of the accounts.
+    pub(crate) fn accounts(&self) -> impl Iterator<Item = &str> {
+        let chap = &self.url.chap;
+        chap.user.iter().chain(&chap.target_user).map(String::as_str)
+    }
+
+    /// Replaces the name of an account, if the URL can have the new one.
+    pub(crate) fn rename_account(&mut self, old: &str, new: &str) {
+        let (scheme, rest) = self.text.split_once("://").unwrap_or_default();
+        let rest = match rest.strip_prefix(old).and_then(|rest| rest.strip_prefix('@')) {
+            Some(rest) => format!("{new}@{rest}"),
+            None => rest.to_owned(),
+        };
+        let (place, query) = rest.split_once('?').unwrap_or((&rest, ""));
+        let renamed = |pair: &str| match pair {
+            pair if pair == format!("target_user={old}") => format!("target_user={new}"),
+            pair => pair.to_owned(),
+        };
+        let query: Vec<String> = query.split('&').map(renamed).collect();
+        let mark = if rest.contains('?') { "?" } else { "" };
+        if let Ok(renamed) = format!("{scheme}://{place}{mark}{}", query.join("&")).parse() {
+            *self = renamed;
+        }
+    }
+}
+
+impl fmt::Display for RemoteUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl FromStr for RemoteUrl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let url: Url = text.parse().map_err(|error| {
+            format!("{error}; a remote volume is iscsi://[ACCOUNT@]HOST[:PORT][,HOST[:PORT]...]/TARGET/LUN")
+        })?;
+        if url.chap.secret.is_some() || url.chap.target_secret.is_some() {
+            return Err("a URL in a configuration has no secret: write iscsi://ACCOUNT@HOST/TARGET/LUN, and \
+                        create the account with its secret"
+                .to_owned());
+        }
+        Ok(Self { text: text.to_owned(), url })
+    }
+}
+
+written_as_text!(RemoteUrl);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_refused_and_not_shown() {
+        for text in [
+            "iscsi://me%verysecret12@h/iqn.2026-01.x:a/0",
+            "iscsi://me@h/iqn.2026-01.x:a/0?target_password=verysecret12",
+        ] {
+            let error = text.parse::<RemoteUrl>().expect_err(text);
+            assert!(error.contains("no secret") && !error.contains("verysecret12"), "{error}");
+        }
+    }
+
+    #[test]
+    fn users_are_accounts_that_can_be_renamed() {
+        let text = "iscsi://me@h,[::1]:3261/iqn.2026-01.x:a/0?target_user=it";
+        let mut url: RemoteUrl = text.parse().expect("valid");
+        assert_eq!(url.accounts().collect::<Vec<_>>(), ["me", "it"]);
+        url.rename_account("h", "x");
+        url.rename_account("m", "x");
+        assert_eq!(url.to_string(), text);
+        url.rename_account("me", "you");
+        url.rename_account("it", "them");
+        assert_eq!(url.to_string(), "iscsi://you@h,[::1]:3261/iqn.2026-01.x:a/0?target_user=them");
+        url.rename_account("you", "a/b");
+        assert_eq!(url.accounts().next(), Some("you"), "no URL can have this one");
+        let mut plain: RemoteUrl = "iscsi://h/iqn.2026-01.x:a/0".parse().expect("valid");
+        plain.rename_account("me", "you");
+        assert_eq!(
+            (plain.to_string().as_str(), plain.accounts().count()),
+            ("iscsi://h/iqn.2026-01.x:a/0", 0)
+        );
+    }
+}
