@@ -270,6 +270,84 @@ fn one_unit_is_one_volume() -> Result<()> {
     chain.gateway.run(&["volume", "create", "gw", "--remote", &remote])?;
     let refused =
         chain.gateway.refused(INVALID, &["volume", "create", "again", "--remote", &remote])?;
-    ensure!(refused.contains("both LUN 0"), "{refused}");
+    ensure!(refused.contains("both have LUN 0"), "{refused}");
     Ok(())
+}
+
+/// A server whose only volume is a device of a pool of another server.
+struct Leg {
+    serving: Option<Serving>,
+    volume: Volume,
+    url: Url,
+}
+
+impl Leg {
+    fn start(folder: &Path, name: &str) -> Result<Self> {
+        let file = Backing::File(folder.join(format!("{name}.img")));
+        let volume = Volume::new(name, file, 128 * MIB);
+        let serving = Serving::start(std::slice::from_ref(&volume))?;
+        let url = serving.url(name).clone();
+        Ok(Self { serving: Some(serving), volume, url })
+    }
+
+    fn kill(&mut self) -> Result<()> {
+        let serving = self.serving.take().context("it runs")?;
+        client::signal(&serving, Signal::KILL)
+    }
+
+    fn restart(&mut self) -> Result<()> {
+        let arguments = ["--listen", &self.url.portal];
+        self.serving = Some(Serving::start_with(std::slice::from_ref(&self.volume), &arguments)?);
+        Ok(())
+    }
+}
+
+/// Waits until the only pool has no problem, or has one.
+fn pool_has_problem(gateway: &Managed, has_problem: bool) -> Result<()> {
+    let deadline = sarsen_io::time::now() + 3 * client::LIMIT;
+    loop {
+        let status = gateway.json(&["pool", "status", "tank"])?;
+        if status["pool"]["problem"].is_string() == has_problem {
+            return Ok(());
+        }
+        ensure!(sarsen_io::time::now() < deadline, "{status}\n{}", gateway.log());
+        std::thread::yield_now();
+    }
+}
+
+/// A mirror over two servers: each of them is killed in turn while its volume is written, and comes back.
+#[test]
+fn a_mirror_over_servers_survives_each_of_them() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let mut legs = [Leg::start(folder.path(), "one")?, Leg::start(folder.path(), "two")?];
+    let near = folder.path().join("near");
+    std::fs::create_dir(&near)?;
+    let gateway = Managed::start(&near)?;
+    let urls = legs.each_ref().map(|leg| leg.url.to_string());
+    gateway.run(&["pool", "create", "tank", "--device", &urls[0], "--device", &urls[1]])?;
+    gateway.run(&[
+        "volume", "create", "safe", "16MiB", "--pool", "tank", "--mirror", "2", "--export",
+    ])?;
+    let url = format!("iscsi://{}/iqn.2026-11.io.sarsen:safe/0", gateway.portal()?);
+    for round in 1..5 {
+        let leg = usize::from(round) % legs.len();
+        run(async {
+            let unit = Unit::connect(&url.parse()?, &Default::default()).await?;
+            for lba in 0..BLOCKS {
+                if lba == BLOCKS / 2 {
+                    legs[leg].kill()?;
+                }
+                write(&unit, lba, round).await?;
+            }
+            unit.flush().await?;
+            check(&unit, round).await?;
+            Ok(unit.logout().await?)
+        })
+        .with_context(|| format!("round {round}; {}", gateway.log()))?;
+        pool_has_problem(&gateway, true)?;
+        legs[leg].restart()?;
+        pool_has_problem(&gateway, false)?;
+    }
+    gateway.run(&["snapshot", "create", "safe@last"])?;
+    gateway.stop()
 }

@@ -214,7 +214,7 @@ impl Recover {
     }
 
     fn devices(&self) -> Vec<PathBuf> {
-        self.devices.iter().map(|path| absolute(path)).collect()
+        self.devices.iter().map(|path| device_path(path)).collect()
     }
 
     /// Returns what the pool would have.
@@ -292,7 +292,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             if offline {
                 let planned = |device: DeviceArgument| {
                     let DeviceArgument { path, size, is_fast } = device;
-                    PlannedDevice { path: absolute(&path), size, is_fast }
+                    PlannedDevice { path: device_path(&path), size, is_fast }
                 };
                 let devices: Vec<_> = devices.into_iter().map(planned).collect();
                 let plan = PoolPlan::new(&name, &devices, chunk_size, cache);
@@ -346,9 +346,15 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     }
 }
 
+/// Returns the absolute path of a device, or its URL as it is.
+fn device_path(device: &Path) -> PathBuf {
+    let is_url = device.to_str().is_some_and(|text| text.contains("://"));
+    if is_url { device.to_owned() } else { absolute(device) }
+}
+
 fn new_device(device: &DeviceArgument) -> NewPoolDevice {
     let DeviceArgument { path, size, is_fast } = device;
-    let path = absolute(path).display().to_string();
+    let path = device_path(path).display().to_string();
     NewPoolDevice { path, size: *size, is_fast: *is_fast }
 }
 
@@ -368,7 +374,7 @@ fn add(request: &CreatePool, options: &ServerOptions) -> anyhow::Result<()> {
 fn device_name(device: &Path) -> String {
     match device.to_str().filter(|text| text.parse::<u8>().is_ok()) {
         Some(number) => number.to_owned(),
-        None => absolute(device).display().to_string(),
+        None => device_path(device).display().to_string(),
     }
 }
 

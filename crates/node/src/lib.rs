@@ -15,6 +15,7 @@ mod host;
 pub mod initiator_lines;
 #[cfg_attr(not(feature = "isns"), path = "isns/missing.rs")]
 mod isns;
+mod machine;
 mod mailbox;
 mod metadata;
 mod metrics;

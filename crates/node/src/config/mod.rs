@@ -42,7 +42,7 @@ pub use crate::model::{
     target_name_fault,
 };
 pub(crate) use crate::model::{DEFAULT_PORTAL, LARGEST_LUN, nearest, read_private};
-use crate::model::{FieldError, Key, ObjectKind};
+use crate::model::{FieldError, Key, ObjectKind, RemoteUrl};
 pub use crate::protocol::Protocol;
 
 /// The naming authority of targets without a configured name. Each such volume has its own target, named
@@ -317,38 +317,44 @@ impl Config {
         Some((pool.clone(), origin.map(str::to_owned)))
     }
 
-    /// Returns the accounts with which a volume logs in elsewhere.
+    /// Returns the accounts with which a volume, or its pool, logs in elsewhere.
     pub(crate) fn accounts_of(&self, volume: &VolumeConfig) -> Vec<AccountConfig> {
-        let remote = volume.remote.as_deref();
-        let names: Vec<&str> = remote.iter().flat_map(|url| url.accounts()).collect();
-        let named = self.accounts.iter().filter(|account| names.contains(&account.name.as_str()));
-        named.cloned().collect()
+        let pool = self.pool_of(volume).map(|(pool, _)| pool.remotes()).unwrap_or_default();
+        let urls = || volume.remote.as_deref().into_iter().chain(&pool);
+        let is_named = |account: &&AccountConfig| {
+            urls().flat_map(RemoteUrl::accounts).any(|name| name == account.name)
+        };
+        self.accounts.iter().filter(is_named).cloned().collect()
     }
 
-    /// Checks that remote volumes are different units, and that their accounts exist.
+    /// Checks that remote volumes and devices are different units, and that their accounts exist.
     fn check_remotes(&self) -> Result<(), Invalid> {
+        let volumes = self.volumes.iter().filter_map(|volume| {
+            let key = Key::new(ObjectKind::Volume, &volume.name);
+            Some((key, "remote", RemoteUrl::clone(volume.remote.as_deref()?)))
+        });
+        let devices = self.pools.iter().flat_map(|pool| {
+            let key = Key::new(ObjectKind::Pool, &pool.name);
+            pool.remotes().into_iter().map(move |url| (key.clone(), "devices", url))
+        });
         let mut units = HashMap::new();
-        for volume in &self.volumes {
-            let Some(remote) = &volume.remote else { continue };
-            let wrong = |message: String| {
-                let key = Key::new(ObjectKind::Volume, &volume.name);
-                Err(Invalid::new(key, "remote", message))
-            };
-            let (target, lun) = (&remote.url().target, remote.url().lun);
-            if let Some(other) = units.insert((target, lun), &volume.name) {
-                let message = format!(
-                    "volumes {other} and {} are both LUN {lun} of {target}: only one can write to it; correct one of them",
-                    volume.name
-                );
-                return wrong(message);
-            }
+        for (key, field, remote) in volumes.chain(devices) {
+            let own = format!("{} {}", key.kind.word(), key.name);
+            let (target, lun) = (remote.url().target.clone(), remote.url().lun);
             let exists = |name: &&str| self.accounts.iter().any(|account| account.name == **name);
             if let Some(missing) = remote.accounts().find(|name| !exists(name)) {
                 let hint = nearest(missing, self.accounts.iter().map(|one| one.name.as_str()));
-                return wrong(format!(
-                    "volume {}: there is no account {missing}{hint}; correct the user of the URL, or create the account",
-                    volume.name
-                ));
+                let message = format!(
+                    "{own}: there is no account {missing}{hint}; correct the user of the URL, or create the account"
+                );
+                return Err(Invalid::new(key, field, message));
+            }
+            let place = format!("LUN {lun} of {target}");
+            if let Some(other) = units.insert((target, lun), own.clone()) {
+                let message = format!(
+                    "{other} and {own} both have {place}: only one can write to it; correct one of them"
+                );
+                return Err(Invalid::new(key, field, message));
             }
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! Checks which files of the server's machine a change may name. A client that names files reads and writes every file
-//! that the server can open. So only the server's owner may name them, at the control socket or with the token.
+//! Checks which files of the server's machine, and which other servers, a change may name. A client that names files reads and writes
+//! every file that the server can open, and one that names servers reaches all that the server's machine reaches. So only the server's owner may name them, at the control socket or with the token.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::desired::Edit;
 use crate::model::document::{Account, Portal, Volume};
 use crate::model::{Key, Object, ObjectKind, Objects};
 
-/// The values of an object that name files or variables of the server, each with its key.
+/// The values of an object that name files or variables of the server, or other servers, each with its key.
 type Named<'a> = Vec<(&'static str, &'a OsStr)>;
 
 fn of_object(object: &Object) -> Named<'_> {
@@ -22,8 +22,9 @@ fn of_object(object: &Object) -> Named<'_> {
         Object::Pool(pool) => {
             return pool.devices.iter().map(|path| ("devices", path.as_os_str())).collect();
         }
-        Object::Volume(Volume { path, state, image, .. }) => {
+        Object::Volume(Volume { path, state, image, remote, .. }) => {
             vec![
+                ("remote", remote.as_deref().map(|url| OsStr::new(url.as_str()))),
                 ("path", value(path)),
                 ("state", value(state)),
                 ("image", image.as_deref().map(Path::as_os_str)),
@@ -50,7 +51,7 @@ fn of_object(object: &Object) -> Named<'_> {
 fn of_patch(kind: ObjectKind, patch: &Value) -> Named<'_> {
     let keys: &[&'static str] = match kind {
         ObjectKind::Pool => &["devices"],
-        ObjectKind::Volume => &["path", "state", "image"],
+        ObjectKind::Volume => &["path", "state", "image", "remote"],
         ObjectKind::Account => &["secret-file", "secret-env"],
         ObjectKind::Portal => &["tls.certificate", "tls.key", "tls.client-ca"],
         ObjectKind::Host | ObjectKind::Target | ObjectKind::Discovery | ObjectKind::Limits => &[],
@@ -94,7 +95,7 @@ pub(super) fn check(edits: &[Edit], current: &Objects) -> Result<(), ApiError> {
 
 fn refused(field: &str) -> ApiError {
     let message = format!(
-        "{field}: requests without a token cannot name files and variables of the server: use the control socket, as \
+        "{field}: requests without a token cannot name files and variables of the server, nor other servers: use the control socket, as \
          `sarsen` does, or give the API a token-file; a volume without a path is in the state folder"
     );
     ApiError::forbidden_field(field, message)

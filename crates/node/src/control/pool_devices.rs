@@ -20,7 +20,7 @@ use super::pools::{contents_of, find_pool};
 use super::routes::{Answer, Json, parse};
 use crate::config::PoolConfig;
 use crate::desired::{Change, ChangeRefused, Desired};
-use crate::model::{Objects, Textual as _};
+use crate::model::{Objects, Textual as _, is_device_path};
 use crate::schema::pools::{
     AddPoolDevice, ChangePoolDevice, PoolContents, PoolDevice, PoolScrub, PoolTier, RecoverPool,
     ScrubResult,
@@ -143,8 +143,8 @@ pub(super) async fn add(
     let (config, open) = open_pool(&api, &name)?;
     let author = author_of(author.as_deref(), &headers)?;
     let path = PathBuf::from(path);
-    if path.is_relative() {
-        let message = format!("path: {}: write an absolute path", path.display());
+    if !is_device_path(&path) {
+        let message = format!("path: {}: write an absolute path, or a URL", path.display());
         return Err(ApiError::invalid(Some("path"), message));
     }
     let is_listed = config.devices.contains(&path);
@@ -296,13 +296,14 @@ pub(super) async fn recover(
         return Err(ApiError::conflict(format!("pool {name} is open: nothing is to be recovered")));
     }
     let pools = api.engine.pools.clone();
+    let access = api.engine.remote_access(&api.engine.desired().accounts);
     if dry_run {
-        let preview = move || pools.preview_recovery(&config, &lose);
+        let preview = move || pools.preview_recovery(&config, &access, &lose);
         let contents =
             api.engine.run_on_pool(&name, preview).await.map_err(ChangeRefused::from)??;
         return Ok(Json(PoolContents { contents, ..contents_of(&api, &name)? }));
     }
-    let recover = move || pools.recover(&config, &lose);
+    let recover = move || pools.recover(&config, &access, &lose);
     api.engine.run_on_pool(&name, recover).await.map_err(ChangeRefused::from)??;
     Ok(Json(contents_of(&api, &name)?))
 }

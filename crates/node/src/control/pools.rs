@@ -187,8 +187,8 @@ pub(super) async fn create(
         }
         // The document is checked before a device is overwritten.
         desired.check(change()).await?;
-        let cores = engine.pools.cores.clone();
-        let format = move || pool::format(&cores, &plan, force);
+        let access = engine.remote_access(&engine.desired().accounts);
+        let format = move || pool::format(&access, &plan, force);
         let formatted =
             engine.run_on_pool(&config.name, format).await.map_err(ChangeRefused::from)??;
         let changed = desired.change(|_| Ok::<_, ApiError>(change())).await;

@@ -37,6 +37,15 @@ pub(super) fn remove_references(objects: &mut Objects, key: &Key) -> Result<(), 
                 );
                 return Err(Invalid::new(other.clone(), "remote", message));
             }
+            (Object::Pool(pool), ObjectKind::Account)
+                if pool.remotes().iter().any(|url| url.accounts().any(|name| name == key.name)) =>
+            {
+                let message = format!(
+                    "pool {} logs in with account {}; delete the pool, or replace its device, first",
+                    pool.name, key.name
+                );
+                return Err(Invalid::new(other.clone(), "devices", message));
+            }
             (Object::Discovery(discovery), ObjectKind::Account) => {
                 take_account_out(&mut discovery.chap, &mut discovery.own_account, key, other)?;
             }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::config::{Config, PortalRequirement, check_volume_count};
 use crate::model::document::{Pool, Volume};
-use crate::model::{FieldError, Invalid, Object, ObjectKind, Objects};
+use crate::model::{FieldError, Invalid, Object, ObjectKind, Objects, is_device_path};
 
 /// Compiles objects.
 pub(super) struct Compiler {
@@ -86,7 +86,7 @@ pub(super) fn unmet(config: &Config) -> BTreeSet<PortalRequirement> {
 
 /// Refuses relative paths.
 fn check_devices(pool: &Pool) -> Result<(), FieldError> {
-    match pool.devices.iter().find(|path| path.is_relative()) {
+    match pool.devices.iter().find(|path| !is_device_path(path)) {
         Some(path) => Err(FieldError::new("devices", relative(path))),
         None => Ok(()),
     }

@@ -337,6 +337,7 @@ fn rename(objects: &mut Objects, key: &Key, new: &str) {
             }
             (Object::Host(host), ObjectKind::Account) => host.account.iter_mut().for_each(change),
             (Object::Volume(volume), ObjectKind::Pool) => volume.pool.iter_mut().for_each(change),
+            (Object::Pool(pool), ObjectKind::Account) => pool.rename_account(old, new),
             (Object::Volume(volume), ObjectKind::Account) => {
                 volume.remote.iter_mut().for_each(|url| url.rename_account(old, new));
             }

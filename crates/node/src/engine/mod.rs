@@ -51,13 +51,14 @@ pub(crate) use self::tasks::{Begun, Erasure};
 pub(crate) use self::volumes::Layer;
 use self::volumes::{Growth, OpenPlan, Volume};
 use crate::access::{Units, shows};
-use crate::config::{Config, Portal, Protocol, TargetConfig, target_port_groups};
+use crate::config::{AccountConfig, Config, Portal, Protocol, TargetConfig, target_port_groups};
 use crate::events::{EventLog, Occurrence};
 use crate::fronts::Front;
 use crate::fronts::acceptor::Acceptor;
+use crate::machine::machine_identity;
 use crate::metrics::VolumeSpace;
 use crate::problem::{MissingObject, Problem};
-use crate::stores::{PoolMemory, StoreCores, StoreError};
+use crate::stores::{PoolMemory, RemoteAccess, StoreCores, StoreError};
 
 /// Maximum number of attempts to make a change that others overtake.
 const ATTEMPTS: usize = 64;
@@ -204,7 +205,7 @@ impl Engine {
             front,
             cores: Arc::downgrade(cores),
             array,
-            machine: volumes::machine_identity(),
+            machine: machine_identity(),
             layer,
             shown: Mutex::new(Shown { config: config.clone(), ..Shown::default() }),
             running: Mutex::new(Running { config, ..Running::default() }),
@@ -214,6 +215,15 @@ impl Engine {
             failed_schedules: Mutex::default(),
             pools: Arc::new(pools),
         })
+    }
+
+    /// Returns what stores of remote units need, with the accounts that their URLs may name.
+    pub(crate) fn remote_access(&self, accounts: &[AccountConfig]) -> RemoteAccess {
+        RemoteAccess {
+            cores: self.pools.cores.clone(),
+            machine: self.machine.clone(),
+            accounts: accounts.to_vec(),
+        }
     }
 
     /// Runs work that may hang on a thread of a pool.

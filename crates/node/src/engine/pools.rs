@@ -15,7 +15,7 @@ use crate::config::PoolConfig;
 use crate::problem::MissingObject;
 use crate::schema::pools::{PoolLoss, StoredVolume};
 use crate::stores::pool::preview_recovery;
-use crate::stores::{OpenPool, PoolMemory, StoreCores, StoreError};
+use crate::stores::{OpenPool, PoolMemory, RemoteAccess, StoreCores, StoreError};
 
 /// After a failed attempt, a pool is not opened again for this time: all of its volumes get the same answer.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -178,13 +178,18 @@ impl Pools {
     }
 
     /// Returns the pool, which is opened if it is not open. Blocks the thread, which must not be a core.
-    pub(super) fn open(&self, config: &PoolConfig) -> Result<Arc<OpenPool>, StoreError> {
-        self.open_with_losses(config, &[])
+    pub(super) fn open(
+        &self,
+        config: &PoolConfig,
+        access: &RemoteAccess,
+    ) -> Result<Arc<OpenPool>, StoreError> {
+        self.open_with_losses(config, access, &[])
     }
 
     fn open_with_losses(
         &self,
         config: &PoolConfig,
+        access: &RemoteAccess,
         lose: &[PoolLoss],
     ) -> Result<Arc<OpenPool>, StoreError> {
         let mut state = self.state();
@@ -226,7 +231,7 @@ impl Pools {
         drop(state);
         drop(stopped);
         let opening = Opening { pools: self, devices };
-        let opened = OpenPool::open(&self.cores, config, &self.memory, lose);
+        let opened = OpenPool::open(access, config, &self.memory, lose);
         opening.end(match &opened {
             Ok(open) => Attempt::Open(Arc::downgrade(open)),
             Err(error) => {
@@ -240,7 +245,12 @@ impl Pools {
     }
 
     /// Opens a pool even if it loses something. Blocks the thread, which must not be a core.
-    pub(crate) fn recover(&self, config: &PoolConfig, lose: &[PoolLoss]) -> Result<(), StoreError> {
+    pub(crate) fn recover(
+        &self,
+        config: &PoolConfig,
+        access: &RemoteAccess,
+        lose: &[PoolLoss],
+    ) -> Result<(), StoreError> {
         {
             let mut state = self.state();
             let devices = state.key(config);
@@ -249,7 +259,7 @@ impl Pools {
                 state.attempts.remove(&devices);
             }
         }
-        drop(self.open_with_losses(config, lose)?);
+        drop(self.open_with_losses(config, access, lose)?);
         self.recovered.notify_one();
         Ok(())
     }
@@ -258,6 +268,7 @@ impl Pools {
     pub(crate) fn preview_recovery(
         &self,
         config: &PoolConfig,
+        access: &RemoteAccess,
         lose: &[PoolLoss],
     ) -> Result<Vec<StoredVolume>, StoreError> {
         let mut state = self.state();
@@ -278,7 +289,7 @@ impl Pools {
         }
         drop(state);
         let _previewing = Previewing { pools: self, devices };
-        preview_recovery(&self.cores, config, &self.memory, lose)
+        preview_recovery(access, config, &self.memory, lose)
     }
 
     /// Returns a desired pool that is open.
@@ -323,7 +334,7 @@ impl Pools {
     }
 
     /// Applies what is desired: opens missing pools, on threads of their own, and releases those that are not desired.
-    pub(super) fn apply(self: &Arc<Self>, desired: &[PoolConfig]) {
+    pub(super) fn apply(self: &Arc<Self>, desired: &[PoolConfig], access: &RemoteAccess) {
         let mut state = self.state();
         state.desired = desired.iter().map(|one| (one.name.clone(), one.clone())).collect();
         state.rename_keys(desired);
@@ -350,8 +361,8 @@ impl Pools {
                 state.held.insert(devices, open);
                 continue;
             }
-            let (pools, config) = (self.clone(), config.clone());
-            let thread = threads::spawn("opening", move || drop(pools.open(&config)));
+            let (pools, config, access) = (self.clone(), config.clone(), access.clone());
+            let thread = threads::spawn("opening", move || drop(pools.open(&config, &access)));
             if let Err(error) = thread {
                 error!(%error, "no thread could be started to open a pool");
             }

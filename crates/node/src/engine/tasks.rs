@@ -414,7 +414,8 @@ impl Engine {
             )
         };
         self.begin_tasks(plans.into_iter().map(task).collect(), reports);
-        self.pools.apply(&self.desired().pools);
+        let desired = self.desired();
+        self.pools.apply(&desired.pools, &self.remote_access(&desired.accounts));
         let is_pending = {
             let running = self.running();
             let waits = |(_, why): &(_, Option<String>)| why.is_none();

@@ -25,14 +25,11 @@ use crate::stores::encrypted::NewKey;
 use crate::stores::remote::NewUnit;
 use crate::stores::{
     self, FileStore, Foundation, MarkRule, NewPoolVolume, OpenMode, Opened, PoolBacking, RamStore,
-    RemoteAccess, StoreError, VolumePool,
+    StoreError, VolumePool,
 };
 
 /// The time without writes after which a file that was missing is served.
 const UNWRITTEN_FOR: Duration = Duration::from_secs(10);
-
-/// The file with the identity of this installation (machine-id(5)).
-const MACHINE_ID: &str = "/etc/machine-id";
 
 /// The layer over the store of each volume, from the caller of [`crate::Server::start_layered`].
 pub(crate) type Layer = dyn Fn(&str, Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync;
@@ -127,8 +124,8 @@ impl Volume {
         let (config, had) = (self.config.clone(), self.file_length().unwrap_or(0));
         let is_deleted = self.backing.file.as_ref().is_some_and(|file| file.is_deleted());
         // A pool may be closed with its last volume.
-        let devices = self.backing.pool.iter().flat_map(|pool| pool.pool.files());
-        let deleted = devices.filter(|file| file.is_deleted());
+        let files = self.backing.pool.iter().flat_map(|pool| pool.pool.files());
+        let deleted = files.filter(|file| file.is_deleted());
         let deleted: Vec<(PathBuf, u64)> =
             deleted.map(|file| (file.path().to_owned(), file.geometry().byte_count())).collect();
         move || {
@@ -258,17 +255,14 @@ impl Opening {
         claim: Claim,
     ) -> Result<Self, ResourceError> {
         let OpenPlan { config, pool, accounts, scope, open_mode } = plan;
+        let access = engine.remote_access(accounts);
         let open = |(pool, origin): &(PoolConfig, Option<String>)| {
-            Ok(VolumePool { open: engine.pools.open(pool)?, origin: origin.clone() })
+            Ok(VolumePool { open: engine.pools.open(pool, &access)?, origin: origin.clone() })
         };
         let pool = pool.as_ref().map(open).transpose().map_err(not_opened(&config.name))?;
         let foundation = match pool {
             Some(pool) => Foundation::Pool(pool),
-            None if config.store == StoreKind::Remote => Foundation::Remote(RemoteAccess {
-                cores: engine.pools.cores.clone(),
-                machine: engine.machine.clone(),
-                accounts: accounts.clone(),
-            }),
+            None if config.store == StoreKind::Remote => Foundation::Remote(access),
             None => Foundation::Nothing,
         };
         let mut new_files = NewFiles::missing_of(config, *open_mode);
@@ -321,7 +315,7 @@ pub(super) struct OpenPlan {
     pub(super) config: VolumeConfig,
     /// Its pool, if it has one, and the serial number of the volume whose snapshot it is, or begins with.
     pub(super) pool: Option<(PoolConfig, Option<String>)>,
-    /// The accounts with which it logs in elsewhere.
+    /// The accounts with which it, or its pool, logs in elsewhere.
     pub(super) accounts: Vec<AccountConfig>,
     /// The target from which its identity is derived, if it has no serial number.
     pub(super) scope: Option<String>,
@@ -509,21 +503,6 @@ fn logical_unit(
     };
     let unwritten = UnwrittenRecords { key: new_key.flatten(), unit: new_unit };
     Ok((LogicalUnit::of_parts(parts).map_err(state)?, unwritten))
-}
-
-/// Returns the identity of this installation. Two machines must never offer two disks under one identity, or multipath
-/// would treat them as one.
-pub(crate) fn machine_identity() -> String {
-    match fs::read_to_string(Path::new(MACHINE_ID)) {
-        Ok(id) if !id.trim().is_empty() => id.trim().to_owned(),
-        _ => {
-            warn!(
-                "there is no {MACHINE_ID}: identities of volumes without a serial hold for this run only; \
-                 give each volume a serial"
-            );
-            format!("{:016x}{:016x}", sarsen_io::random::number(), sarsen_io::random::number())
-        }
-    }
 }
 
 /// Returns a volume's identity. It is derived from the serial number if it has one, otherwise from this machine and the

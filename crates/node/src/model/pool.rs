@@ -20,8 +20,9 @@ use utoipa::ToSchema;
 
 use super::cache_mode::CacheMode;
 use super::invalid::FieldError;
-use super::names::check_pool_name;
-use super::quantity::{Number, Size};
+use super::names::{check_pool_name, target_name_fault};
+use super::quantity::{Number, PathWait, Size};
+use super::remote::{RemoteUrl, remote_device};
 use super::{document, words};
 
 /// The default of `alert-percent`.
@@ -39,7 +40,8 @@ const DEVICES_MAX: usize = 32;
 pub struct Pool {
     /// Unique name: lower-case letters, digits, dots and hyphens.
     pub name: String,
-    /// The block devices or files of the pool, 1 to 32 of them, in any order.
+    /// The block devices or files of the pool, 1 to 32 of them, in any order. A URL as in `remote` of a volume is a logical unit of
+    /// another server; only this pool may use it.
     #[schema(value_type = Vec<String>)]
     pub devices: Vec<PathBuf>,
     /// Those of its devices that are fast, such as SSDs in a pool of hard disks: the data that is used most moves to them. A
@@ -65,6 +67,14 @@ pub struct Pool {
     #[serde(default, skip_serializing_if = "Option::is_none", with = "words::option")]
     #[schema(value_type = Option<String>)]
     pub cache: Option<CacheMode>,
+    /// The iSCSI name with which the server logs in to devices with a URL. Default: a name that is made from this machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initiator_name: Option<Box<str>>,
+    /// How long requests to a device with a URL wait while no path to it works. Then it is left out, if everything on it has
+    /// another copy. Default: 30s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub path_wait: Option<PathWait>,
     /// Maximum memory for the maps of its volumes, 16MiB or more. 1 TiB of data needs about 290 MiB. Default: 1GiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<document::Size>)]
@@ -88,6 +98,16 @@ impl Pool {
             let message = format!("devices: {} is listed twice; remove one", pair[0].display());
             return Err(FieldError::new("devices", message));
         }
+        let problem = |path: &PathBuf| remote_device(path)?.err();
+        if let Some(problem) = self.devices.iter().find_map(problem) {
+            return Err(FieldError::new("devices", format!("devices: {problem}")));
+        }
+        if let Some(name) = &self.initiator_name
+            && let Some(fault) = target_name_fault(name)
+        {
+            let message = format!("initiator-name = {name:?}: {fault}");
+            return Err(FieldError::new("initiator-name", message));
+        }
         let mut fast: Vec<_> = self.fast_devices.iter().collect();
         fast.sort();
         if let Some(pair) = fast.windows(2).find(|pair| pair[0] == pair[1]) {
@@ -104,6 +124,21 @@ impl Pool {
             return Err(FieldError::new("fast-devices", message));
         }
         Ok(())
+    }
+
+    /// Returns the URLs among its devices.
+    pub(crate) fn remotes(&self) -> Vec<RemoteUrl> {
+        self.devices.iter().filter_map(|path| remote_device(path)?.ok()).collect()
+    }
+
+    /// Replaces the name of an account in the URLs of its devices.
+    pub(crate) fn rename_account(&mut self, old: &str, new: &str) {
+        for path in self.devices.iter_mut().chain(&mut self.fast_devices) {
+            if let Some(Ok(mut url)) = remote_device(path) {
+                url.rename_account(old, new);
+                *path = url.to_string().into();
+            }
+        }
     }
 
     /// Returns where new data is written, if it has fast devices.

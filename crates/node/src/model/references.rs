@@ -1,9 +1,11 @@
 //! References between objects. An object can be deleted when no remaining object refers to it.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::document::{Rule, ShownLuns};
 use super::object::{Key, Object, ObjectKind, Objects};
+use super::remote::RemoteUrl;
 
 /// Maximum number of references to an object that an error lists.
 const REPORTED_MAX: usize = 3;
@@ -19,8 +21,14 @@ enum Role {
 }
 
 /// Returns the references of an object to others.
-fn references(object: &Object) -> Vec<(ObjectKind, &str, Role)> {
-    match object {
+fn references(object: &Object) -> Vec<(ObjectKind, Cow<'_, str>, Role)> {
+    if let Object::Pool(pool) = object {
+        let of_account =
+            |name: &str| (ObjectKind::Account, Cow::from(name.to_owned()), Role::In("devices"));
+        let remotes = pool.remotes();
+        return remotes.iter().flat_map(RemoteUrl::accounts).map(of_account).collect();
+    }
+    let named: Vec<(ObjectKind, &str, Role)> = match object {
         Object::Target(target) => {
             let luns = target.luns.iter();
             let luns = luns.map(|(lun, name)| (ObjectKind::Volume, name.as_str(), Role::Lun(*lun)));
@@ -43,7 +51,8 @@ fn references(object: &Object) -> Vec<(ObjectKind, &str, Role)> {
             pool.chain(accounts.map(of_account)).collect()
         }
         Object::Portal(_) | Object::Account(_) | Object::Pool(_) | Object::Limits(_) => Vec::new(),
-    }
+    };
+    named.into_iter().map(|(kind, name, role)| (kind, Cow::from(name), role)).collect()
 }
 
 fn accounts<'a>(
@@ -74,7 +83,7 @@ pub(crate) fn referred(objects: &Objects, gone: &BTreeSet<Key>) -> Option<(Key, 
     let mut found: BTreeMap<Key, Vec<String>> = BTreeMap::new();
     for (of, object) in objects {
         for (kind, name, role) in references(object) {
-            let Some(key) = gone.get(&Key::new(kind, name)) else { continue };
+            let Some(key) = gone.get(&Key::new(kind, &name)) else { continue };
             found.entry(key.clone()).or_default().push(match role {
                 Role::Lun(lun) => format!("LUN {lun} of {}", of.name),
                 Role::Pool => reported(of),
@@ -128,6 +137,9 @@ mod tests {
         [[volume]]
         name = "c"
         remote = "iscsi://z@h/iqn.x:c/0"
+        [[pool]]
+        name = "q"
+        devices = ["/dev/a", "iscsi://w@h/iqn.x:d/0"]
         [[target]]
         name = "iqn.x:b"
         chap = ["x"]
@@ -147,6 +159,7 @@ mod tests {
             (ObjectKind::Volume, "b", "LUN 7 of iqn.x:a, in allow of iqn.x:a"),
             (ObjectKind::Account, "y", "in chap of iqn.x:a, in allow of iqn.x:a"),
             (ObjectKind::Account, "z", "in remote of volume c"),
+            (ObjectKind::Account, "w", "in devices of pool q"),
             (ObjectKind::Account, "own", "in own-account of discovery"),
             (
                 ObjectKind::Account,

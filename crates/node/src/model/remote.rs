@@ -1,6 +1,7 @@
 //! URLs of remote logical units, without secrets: users in them are names of accounts.
 
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
 use sarsen_initiator::Url;
@@ -18,6 +19,11 @@ impl RemoteUrl {
     /// Returns the URL without the secrets of its users.
     pub fn url(&self) -> &Url {
         &self.url
+    }
+
+    /// Returns its text.
+    pub(crate) fn as_str(&self) -> &str {
+        &self.text
     }
 
     /// Returns the names of the accounts.
@@ -69,6 +75,17 @@ impl FromStr for RemoteUrl {
 }
 
 written_as_text!(RemoteUrl);
+
+/// Returns the URL that a device of a pool has in the place of a path, or why it is none; `None` for a path.
+pub(crate) fn remote_device(device: &Path) -> Option<Result<RemoteUrl, String>> {
+    let text = device.to_str()?;
+    ["iscsi://", "iscsis://"].iter().any(|scheme| text.starts_with(scheme)).then(|| text.parse())
+}
+
+/// Returns whether a device of a pool is an absolute path or a URL.
+pub(crate) fn is_device_path(device: &Path) -> bool {
+    device.is_absolute() || remote_device(device).is_some()
+}
 
 #[cfg(test)]
 mod tests {

@@ -40,7 +40,7 @@ pub(crate) use self::pool::{
     RollBackEnd, VolumeFilling, tier_use_of,
 };
 pub use self::ram::RamStore;
-pub(crate) use self::remote::{RemoteAccess, RemoteStore};
+pub(crate) use self::remote::{RemoteAccess, RemoteStore, RemoteUnit};
 pub use self::slow::SlowStore;
 pub use crate::config::CacheMode;
 use crate::config::{FaultConfig, StoreKind, VolumeConfig};
@@ -390,8 +390,12 @@ pub(crate) fn open(
             store
         }
         StoreKind::Remote => {
-            let Foundation::Remote(access) = foundation else { return Err(StoreError::ServerEnds) };
-            let (remote, health) = RemoteStore::open(volume, access)?;
+            let (Foundation::Remote(access), Some(unit)) =
+                (foundation, RemoteUnit::of_volume(volume))
+            else {
+                return Err(StoreError::ServerEnds);
+            };
+            let (remote, health) = RemoteStore::open(&unit, access)?;
             let store = plant(volume, remote.clone())?;
             let store = if volume.is_read_only() { Arc::new(ReadOnly::new(store)) } else { store };
             let (pool, remote) = (None, Some(remote));

@@ -1,6 +1,7 @@
 //! Pools: their devices, and the volumes in them. Files are read and written by cores, so operations on a pool run there.
 
 mod creation;
+mod device;
 mod devices;
 mod failures;
 mod filling;
@@ -32,8 +33,9 @@ use tracing::{error, info, warn};
 
 pub(crate) use self::creation::format;
 pub use self::creation::{PlannedDevice, PoolPlan};
+use self::device::Device;
 pub(crate) use self::devices::ReportedDevice;
-use self::devices::{NamedDevices, Settling, open_device};
+use self::devices::{NamedDevices, Settling};
 use self::failures::failed;
 pub(crate) use self::filling::VolumeFilling;
 use self::history::SnapshotHistory;
@@ -51,7 +53,7 @@ use self::scrub::Scrub;
 pub(crate) use self::tiers::use_of as tier_use_of;
 use self::tiers::{Balancing, PacedTasks};
 pub(crate) use self::usage::{names_of, stored_volumes};
-use super::{OpenMode, StoreCores, StoreError};
+use super::{OpenMode, RemoteAccess, StoreCores, StoreError};
 use crate::config::{CacheMode, PoolConfig, VolumeConfig, render_size};
 use crate::metrics::PoolUsage;
 use crate::model::{ByteSize, SnapshotName, render_rounded};
@@ -100,7 +102,7 @@ pub(crate) struct OpenPool {
     memory: PoolMemory,
     remembered: Remembered,
     losses: Losses,
-    cores: StoreCores,
+    access: RemoteAccess,
     tasks: Arc<PacedTasks>,
     balancing: Mutex<Balancing>,
     settling: Mutex<Settling>,
@@ -157,7 +159,7 @@ impl Drop for NewPoolVolume {
     fn drop(&mut self) {
         let Some(id) = self.id else { return };
         let pool = self.pool.pool.clone();
-        drop(self.pool.cores.begin(move || async move {
+        drop(self.pool.access.cores.begin(move || async move {
             if let Err(error) = pool.delete(id).await {
                 warn!(%error, "a volume that was created in a pool for a refused change remains");
             }
@@ -168,13 +170,14 @@ impl Drop for NewPoolVolume {
 impl OpenPool {
     /// Opens a pool. Blocks the thread, which must not be a core.
     pub(crate) fn open(
-        cores: &StoreCores,
+        access: &RemoteAccess,
         config: &PoolConfig,
         memory: &PoolMemory,
         accepted: &[PoolLoss],
     ) -> Result<Arc<Self>, StoreError> {
-        let devices = NamedDevices::open_for(config, open_device)?;
-        let opened = opening::open(cores, config, memory, accepted, devices, |file| file)?;
+        let cores = &access.cores;
+        let devices = NamedDevices::open_for(config, |path| Device::open(config, path, access))?;
+        let opened = opening::open(cores, config, memory, accepted, devices, |device| device)?;
         let Opened { pool, devices, tasks, identifier, losses } = opened;
         let (growing, name) = (pool.clone(), config.name.clone());
         cores.run(move || async move {
@@ -199,7 +202,7 @@ impl OpenPool {
             config: Mutex::new(config.clone()),
             cache: config.cache(),
             devices,
-            cores: cores.clone(),
+            access: access.clone(),
             tasks,
             balancing: Mutex::new(Balancing::new()),
             settling: Mutex::new(Settling::new()),
@@ -248,7 +251,7 @@ impl OpenPool {
     /// Begins to write a checkpoint.
     pub(crate) fn checkpoint(&self) -> impl Future<Output = Result<(), StoreError>> + use<> {
         let (pool, name) = (self.pool.clone(), self.config().name);
-        let written = self.cores.begin(move || async move { pool.checkpoint().await });
+        let written = self.access.cores.begin(move || async move { pool.checkpoint().await });
         async move {
             let written = written.await.map_err(|_| StoreError::ServerEnds)?;
             written.map_err(|error| failed(&name, &[], error))
@@ -271,7 +274,7 @@ impl OpenPool {
     {
         let object = object.to_owned();
         let open = self.clone();
-        let answer = self.cores.begin(|| {
+        let answer = self.access.cores.begin(|| {
             let operation = operation(open.pool.clone());
             async move {
                 operation.await.map_err(|error| match error {
@@ -310,7 +313,7 @@ impl OpenPool {
         F: Future<Output = Result<T, PoolError>> + 'static,
     {
         let (pool, name) = (self.pool.clone(), self.config().name);
-        self.cores.run(move || async move {
+        self.access.cores.run(move || async move {
             operation(pool).await.map_err(|error| failed(&name, &[], error))
         })
     }
@@ -396,7 +399,7 @@ impl OpenPool {
         let image = self.image_for(volume)?;
         let operation =
             async move || open.open_or_create(&config, origin.as_deref(), image, open_mode).await;
-        self.cores.run(operation)
+        self.access.cores.run(operation)
     }
 
     async fn open_or_create(
@@ -562,10 +565,10 @@ impl OpenPool {
         let config = self.config();
         if self.pool.is_stopped() {
             let failed = self
-                .files()
+                .opened_devices()
                 .into_iter()
-                .filter(|file| file.status().usability() != Usability::Usable);
-            let paths: Vec<_> = failed.map(|file| file.path().display().to_string()).collect();
+                .filter(|(_, one)| one.store().status().usability() != Usability::Usable);
+            let paths: Vec<_> = failed.map(|(path, _)| path.display().to_string()).collect();
             let device = if paths.is_empty() { "a device".to_owned() } else { paths.join(", ") };
             return Some(format!(
                 "takes no writes: {device} failed to write or to flush. Check its disk and the kernel's log, then run \
@@ -581,7 +584,7 @@ impl OpenPool {
             (None, None) => {}
             (device, lost) => return device.or(lost),
         }
-        for device in self.files() {
+        for (_, device) in self.opened_devices() {
             // One that is out of service is left out, or needed.
             if let VolumeHealth::Degraded { reason } = device.health().current() {
                 return Some(reason);

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use sarsen_block::{Layer, Reply, Request, Store, Usability};
-use sarsen_initiator::{IscsiStore, PathStatus, SessionError, SessionOptions, Url};
+use sarsen_initiator::{IscsiStore, PathSelector, PathStatus, SessionError, SessionOptions, Url};
 use sarsen_scsi::{MetadataKind, MetadataStore};
 use sarsen_volume::{Aspect, Health, VolumeHealth};
 use sarsen_wire::iscsi::Isid;
@@ -15,6 +15,7 @@ use tracing::warn;
 use super::encrypted::now;
 use super::{MarkRule, OpenMode, StoreCores, StoreError};
 use crate::config::{AccountConfig, VolumeConfig};
+use crate::model::{PathWait, RemoteUrl};
 
 /// How long commands wait for a path by default. Initiators abort a command after 30 seconds or later.
 const DEFAULT_PATH_WAIT: Duration = Duration::from_secs(30);
@@ -33,6 +34,33 @@ pub(crate) struct RemoteAccess {
     pub(crate) accounts: Vec<AccountConfig>,
 }
 
+/// A remote logical unit that is to be opened.
+pub(crate) struct RemoteUnit<'a> {
+    pub(crate) url: &'a RemoteUrl,
+    /// The text from which the ISIDs are derived.
+    pub(crate) identity: &'a str,
+    pub(crate) initiator_name: Option<&'a str>,
+    pub(crate) only_these_portals: bool,
+    pub(crate) path_selector: Option<PathSelector>,
+    pub(crate) path_wait: Option<PathWait>,
+    pub(crate) read_only: bool,
+}
+
+impl<'a> RemoteUnit<'a> {
+    /// Returns the unit of a volume, if it is a remote one.
+    pub(super) fn of_volume(volume: &'a VolumeConfig) -> Option<Self> {
+        Some(Self {
+            url: volume.remote.as_deref()?,
+            identity: volume.serial.as_deref().unwrap_or(&volume.name),
+            initiator_name: volume.initiator_name.as_deref(),
+            only_these_portals: volume.only_these_portals,
+            path_selector: volume.path_selector,
+            path_wait: volume.path_wait,
+            read_only: volume.read_only,
+        })
+    }
+}
+
 /// A remote logical unit. When this is dropped, its sessions log out.
 pub(crate) struct RemoteStore {
     unit: Arc<IscsiStore>,
@@ -44,13 +72,13 @@ pub(crate) struct RemoteStore {
 impl RemoteStore {
     /// Logs in, examines the unit, and watches its paths from then on. Blocks the thread, which must not be a core.
     pub(super) fn open(
-        volume: &VolumeConfig,
+        remote: &RemoteUnit<'_>,
         access: &RemoteAccess,
     ) -> Result<(Arc<Self>, Arc<Health>), StoreError> {
-        let name = volume.remote.as_deref().map(ToString::to_string).unwrap_or_default();
-        let options = options(volume, &access.machine);
+        let name = remote.url.to_string();
+        let options = options(remote, &access.machine);
         let number = usize::from(options.isid.0[5]);
-        let url = url(volume, access)?;
+        let url = url(remote.url, access)?;
         let place = name.clone();
         let unit = access.cores.run_by(number, move || async move {
             let failed = |source| StoreError::remote(&place, source);
@@ -64,12 +92,17 @@ impl RemoteStore {
             Ok((unit, health))
         });
         let (unit, health) = unit?;
-        if unit.characteristics().read_only && !volume.read_only {
-            let problem = "is read-only: add read-only = true";
+        if unit.characteristics().read_only && !remote.read_only {
+            let problem = "is read-only: only a volume with read-only = true can be that unit";
             return Err(StoreError::RemoteUnit { url: name, problem: problem.into() });
         }
         let (inner, cores) = (unit.clone(), access.cores.clone());
         Ok((Arc::new(Self { unit, inner, cores, number }), health))
+    }
+
+    /// Returns whether a path to the unit works.
+    pub(super) fn is_reachable(&self) -> bool {
+        self.unit.paths().iter().any(|path| path.entry.is_some())
     }
 
     /// Returns the identifier of the unit.
@@ -152,12 +185,7 @@ pub(crate) fn check_unit(
 }
 
 /// Returns the URL with the secrets of its accounts.
-fn url(volume: &VolumeConfig, access: &RemoteAccess) -> Result<Url, StoreError> {
-    // A volume that was checked has a URL.
-    let Some(remote) = volume.remote.as_deref() else {
-        let problem = "the volume has no URL".to_owned();
-        return Err(StoreError::RemoteUnit { url: String::new(), problem });
-    };
+fn url(remote: &RemoteUrl, access: &RemoteAccess) -> Result<Url, StoreError> {
     let secret = |name: &Option<String>| {
         let Some(name) = name else { return Ok(None) };
         let account = access.accounts.iter().find(|account| account.name == *name);
@@ -173,7 +201,7 @@ fn url(volume: &VolumeConfig, access: &RemoteAccess) -> Result<Url, StoreError> 
     Ok(url)
 }
 
-fn options(volume: &VolumeConfig, machine: &str) -> SessionOptions {
+fn options(remote: &RemoteUnit<'_>, machine: &str) -> SessionOptions {
     let own_name = || {
         let digest = Sha256::digest(machine);
         digest[..6].iter().fold(INITIATOR_PREFIX.to_owned(), |mut name, byte| {
@@ -181,18 +209,17 @@ fn options(volume: &VolumeConfig, machine: &str) -> SessionOptions {
             name
         })
     };
-    let identity = volume.serial.as_deref().unwrap_or(&volume.name);
-    let digest = Sha256::digest(format!("{machine}/{identity}"));
+    let digest = Sha256::digest(format!("{machine}/{}", remote.identity));
     // The random format (RFC 7143 §11.12.5). It is the same one after a restart.
     let mut isid = [0x80; 6];
     isid[1..].copy_from_slice(&digest[..5]);
-    let wait = volume.path_wait.map_or(DEFAULT_PATH_WAIT, |wait| wait.duration());
+    let wait = remote.path_wait.map_or(DEFAULT_PATH_WAIT, |wait| wait.duration());
     SessionOptions {
-        initiator_name: volume.initiator_name.as_deref().map_or_else(own_name, ToOwned::to_owned),
+        initiator_name: remote.initiator_name.map_or_else(own_name, ToOwned::to_owned),
         isid: Isid(isid),
         reconnect_limit: Some(wait),
-        discovers_portals: !volume.only_these_portals,
-        path_selector: volume.path_selector.unwrap_or_default(),
+        discovers_portals: !remote.only_these_portals,
+        path_selector: remote.path_selector.unwrap_or_default(),
         answer_limit: LOGIN_LIMIT,
         ..SessionOptions::default()
     }

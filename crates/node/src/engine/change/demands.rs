@@ -87,8 +87,10 @@ impl Prepared {
             }
             let hangs = || ChangeError::Hangs(Key::new(ObjectKind::Pool, &pool.name));
             let (pools, config) = (engine.pools.clone(), pool.clone());
-            let open =
-                move || pools.open(&config).map_err(|error| ResourceError::Pool(error).into());
+            let access = engine.remote_access(&self.desired.accounts);
+            let open = move || {
+                pools.open(&config, &access).map_err(|error| ResourceError::Pool(error).into())
+            };
             let opened = thread.run_on(&Disk::of_pool(&pool.name), OPEN_LIMIT, hangs, open);
             match opened {
                 Ok(open) => self.pools.push(open),

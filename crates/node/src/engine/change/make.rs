@@ -143,7 +143,8 @@ impl Prepared {
         }
         let leave = leaving.map(|(_, sessions)| (Part::Sessions, Task::Leave { sessions, grace }));
         pending.extend(leave.iter().map(|(part, _)| part.clone()));
-        engine.pools.apply(&running.desired.pools);
+        let access = engine.remote_access(&running.desired.accounts);
+        engine.pools.apply(&running.desired.pools, &access);
         engine.show(running);
         pending.extend(tasks.iter().map(|(part, _)| part.clone()));
         close(closings, engine.cores.clone(), engine.disk_permits.clone());

@@ -5,17 +5,16 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sarsen_block::{BlockError, Buffer, Durability, Extent, Store as _};
+use sarsen_block::{BlockError, Buffer, Durability, Extent, Store};
 use sarsen_io::file::File;
 use sarsen_pool::{NewPool, Pool, PoolError};
 use tracing::warn;
 
-use super::super::StoreError;
-use super::super::file::FileStore;
-use super::devices::open_device;
-use super::{PacedTasks, StoreCores, failed, new_identifier};
+use super::super::{RemoteAccess, StoreError};
+use super::device::Device;
+use super::{PacedTasks, failed, new_identifier};
 use crate::config::{CacheMode, PoolConfig};
-use crate::model::{ByteSize, Invalid, Key, ObjectKind};
+use crate::model::{ByteSize, Invalid, Key, ObjectKind, is_device_path, remote_device};
 
 /// Bytes at both ends of a device that must be zero, so that it counts as empty.
 const EMPTY_ENDS: u64 = 1 << 20;
@@ -63,8 +62,9 @@ impl PoolPlan {
         let name = name.to_owned();
         let config = PoolConfig { name, devices, fast_devices, cache, ..PoolConfig::default() };
         config.check().map_err(|error| error.of(key.clone()))?;
-        if let Some(relative) = config.devices.iter().find(|path| path.is_relative()) {
-            let message = format!("devices: {}: write an absolute path", relative.display());
+        if let Some(relative) = config.devices.iter().find(|path| !is_device_path(path)) {
+            let message =
+                format!("devices: {}: write an absolute path, or a URL", relative.display());
             return Err(Invalid::new(key, "devices", message));
         }
         let chunk_size = chunk_size
@@ -86,16 +86,18 @@ impl PoolPlan {
 pub(crate) struct Formatted {
     created: Vec<PathBuf>,
     config: PoolConfig,
-    cores: StoreCores,
+    access: RemoteAccess,
 }
 
 impl Formatted {
     /// Makes the devices empty again, and deletes the files that were created. Blocks the thread.
     pub(crate) fn undo(self) {
-        let wiped = open_all(&self.config).and_then(|devices| {
-            self.cores.run(move || async move {
+        let wiped = open_all(&self.config, &self.access).and_then(|devices| {
+            self.access.cores.run(move || async move {
                 for device in devices {
-                    wipe(&device).await.map_err(|error| StoreError::pool("", error.to_string()))?;
+                    wipe(&*device)
+                        .await
+                        .map_err(|error| StoreError::pool("", error.to_string()))?;
                 }
                 Ok(())
             })
@@ -111,31 +113,32 @@ impl Formatted {
     }
 }
 
-fn open_all(config: &PoolConfig) -> Result<Vec<Arc<FileStore>>, StoreError> {
-    config.devices.iter().map(|path| open_device(config, path)).collect()
+fn open_all(config: &PoolConfig, access: &RemoteAccess) -> Result<Vec<Arc<dyn Store>>, StoreError> {
+    let open = |path: &PathBuf| Ok(Device::open(config, path, access)?.store());
+    config.devices.iter().map(open).collect()
 }
 
 /// Creates a pool on devices that are empty, or with `force` on any. Blocks the thread, which must not be a core.
 pub(crate) fn format(
-    cores: &StoreCores,
+    access: &RemoteAccess,
     plan: &PoolPlan,
     force: bool,
 ) -> Result<Formatted, StoreError> {
     let PoolPlan { config, files, chunk_size } = plan;
     let chunk_size = *chunk_size;
     let mut formatted =
-        Formatted { created: Vec::new(), config: config.clone(), cores: cores.clone() };
+        Formatted { created: Vec::new(), config: config.clone(), access: access.clone() };
     let done = (|| {
         for (path, size) in files {
             create_file(path, *size)?;
             formatted.created.push(path.clone());
         }
-        let stores = open_all(config).map_err(|error| match error {
+        let stores = open_all(config, access).map_err(|error| match error {
             StoreError::Gone { path } => StoreError::NotFound { path },
             other => other,
         })?;
         let (config, paths) = (config.clone(), config.devices.clone());
-        cores.run(move || async move {
+        access.cores.run(move || async move {
             let failed = |error| failed(&config.name, &paths, error);
             if !force {
                 for (store, path) in stores.iter().zip(&paths) {
@@ -147,10 +150,7 @@ pub(crate) fn format(
                 identifier: new_identifier(),
                 name: config.name.clone(),
                 chunk_size,
-                devices: stores
-                    .iter()
-                    .map(|store| (store.clone() as _, new_identifier()))
-                    .collect(),
+                devices: stores.iter().map(|store| (store.clone(), new_identifier())).collect(),
             };
             match Pool::create(&new, Arc::<PacedTasks>::default()).await {
                 Ok(_) => Ok(()),
@@ -161,7 +161,7 @@ pub(crate) fn format(
                 Err(error) => {
                     for store in stores {
                         // The error of the device is the one to report.
-                        let _ = wipe(&store).await;
+                        let _ = wipe(&*store).await;
                     }
                     Err(failed(error))
                 }
@@ -181,6 +181,9 @@ pub(crate) fn format(
 
 /// Creates a file for a pool.
 pub(super) fn create_file(path: &Path, size: u64) -> Result<(), StoreError> {
+    if remote_device(path).is_some() {
+        return Err(StoreError::unfit(path, "has the size of the unit: leave out its size"));
+    }
     match File::create_allocated(path, size) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
             let problem = "exists already: leave out its size to use it as it is";
@@ -191,7 +194,7 @@ pub(super) fn create_file(path: &Path, size: u64) -> Result<(), StoreError> {
 }
 
 /// Refuses a device that has data.
-pub(super) async fn refuse_if_used(device: &Arc<FileStore>, path: &Path) -> Result<(), StoreError> {
+pub(super) async fn refuse_if_used(device: &Arc<dyn Store>, path: &Path) -> Result<(), StoreError> {
     if let Ok(identity) = sarsen_pool::identify(device.clone()).await {
         let name = identity.pool_name;
         let problem = format!(
@@ -214,7 +217,7 @@ pub(super) async fn refuse_if_used(device: &Arc<FileStore>, path: &Path) -> Resu
 }
 
 /// Overwrites the beginning of a device, where a pool has its superblocks.
-async fn wipe(device: &FileStore) -> Result<(), BlockError> {
+async fn wipe(device: &dyn Store) -> Result<(), BlockError> {
     let blocks =
         (EMPTY_ENDS >> device.geometry().block_size.shift()).min(device.geometry().block_count);
     let zeroes = Buffer::zeroed((blocks << device.geometry().block_size.shift()) as usize);

@@ -8,16 +8,17 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use sarsen_block::{BlockSize, Store};
+use sarsen_block::Store;
 use sarsen_io::time;
 use sarsen_pool::{DeviceIdentity, DeviceInfo, DeviceState, PoolError, PoolProblem, identify};
-use sarsen_volume::{Aspect, VolumeHealth};
+use sarsen_volume::VolumeHealth;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 use tracing::{info, warn};
 
-use super::super::file::{FileOptions, FileStore};
-use super::super::{MarkRule, OpenMode, StoreError};
+use super::super::StoreError;
+use super::super::file::FileStore;
 use super::creation::{create_file, refuse_if_used};
+use super::device::Device;
 use super::failures::recovery;
 use super::{OpenPool, PoolMemory, failed, new_identifier};
 use crate::config::PoolConfig;
@@ -25,68 +26,18 @@ use crate::schema::pools::PoolLoss;
 
 /// A device with requests of which none has ended for this time does not respond. A flush of much data takes some seconds.
 const SILENCE: Duration = Duration::from_secs(30);
+/// The same for a logical unit of another server to which no path works: it is known not to respond.
+const SILENCE_WITHOUT_PATH: Duration = Duration::from_secs(3);
 /// The time after which a device that was left out is tried again. It doubles with each failed try.
 const FIRST_RETRY: Duration = Duration::from_secs(5);
 const LONGEST_RETRY: Duration = Duration::from_secs(3600);
 /// What was not overwritten for two of these is not copied after a power failure, and keeps its checksums.
 const SETTLE_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Opens a device with the smallest blocks that it has.
-pub(super) fn open_with(
-    config: &PoolConfig,
-    path: &Path,
-    read_only: bool,
-    open: impl Fn(&FileOptions) -> Result<FileStore, StoreError>,
-) -> Result<Arc<FileStore>, StoreError> {
-    let with_blocks = |block_size| {
-        open(&FileOptions {
-            path: path.to_owned(),
-            size: None,
-            block_size,
-            cache: config.cache(),
-            read_only,
-            serial: None,
-        })
-    };
-    let opened = match with_blocks(BlockSize::B512) {
-        Err(StoreError::Unfit { .. }) => with_blocks(BlockSize::B4096),
-        opened => opened,
-    };
-    opened.map(Arc::new)
-}
-
-/// Opens a device for use in a pool.
-pub(super) fn open_device(config: &PoolConfig, path: &Path) -> Result<Arc<FileStore>, StoreError> {
-    open_existing(config, path, false)
-}
-
-/// Opens a device of a pool that is only read.
-pub(super) fn open_to_read(config: &PoolConfig, path: &Path) -> Result<Arc<FileStore>, StoreError> {
-    open_existing(config, path, true)
-}
-
-fn open_existing(
-    config: &PoolConfig,
-    path: &Path,
-    read_only: bool,
-) -> Result<Arc<FileStore>, StoreError> {
-    let open_mode = OpenMode::Existing {
-        length_before_growth: None,
-        has_state: true,
-        had: None,
-        mark: MarkRule::Ignore,
-    };
-    open_with(config, path, read_only, |options| {
-        let opened = FileStore::prepare(options, open_mode)?;
-        opened.settle()?;
-        Ok(opened)
-    })
-}
-
 /// A path that the configuration of a pool names.
 struct NamedDevice {
     path: PathBuf,
-    file: Option<Arc<FileStore>>,
+    device: Option<Device>,
     /// The identifier of the device of the pool that is there, or that was.
     identifier: Option<[u8; 16]>,
     /// Why the path cannot be used.
@@ -107,14 +58,14 @@ struct NamedDevice {
 }
 
 impl NamedDevice {
-    fn new(path: &Path, opened: Result<Arc<FileStore>, StoreError>) -> Self {
-        let (file, problem) = match opened {
-            Ok(file) => (Some(file), None),
+    fn new(path: &Path, opened: Result<Device, StoreError>) -> Self {
+        let (device, problem) = match opened {
+            Ok(device) => (Some(device), None),
             Err(error) => (None, Some(error.to_string())),
         };
         Self {
             path: path.to_owned(),
-            file,
+            device,
             identifier: None,
             problem,
             is_out: false,
@@ -141,22 +92,18 @@ impl NamedDevice {
         self.retry_at = now + wait.min(LONGEST_RETRY);
     }
 
-    /// Returns why its open file is not the one at its path, or not complete, if that is so.
-    fn why_gone(&self) -> Option<String> {
-        match self.file.as_ref()?.health().of(Aspect::Backing) {
-            VolumeHealth::OutOfService { reason } => Some(reason),
-            VolumeHealth::Online | VolumeHealth::Degraded { .. } => None,
-        }
-    }
-
-    /// Returns whether it has requests of which none has ended for some time.
-    fn is_silent(&mut self, info: &DeviceInfo, now: Instant) -> bool {
+    /// Returns for how long it has had requests of which none has ended, if that is too long.
+    fn silence(&mut self, info: &DeviceInfo, now: Instant) -> Option<Duration> {
+        let is_reachable = self.device.as_ref().is_none_or(Device::is_reachable);
+        let limit = if is_reachable { SILENCE } else { SILENCE_WITHOUT_PATH };
         match self.progress {
             _ if info.pending_requests == 0 => self.progress = None,
-            Some((ended, since)) if ended == info.ended_requests => return now >= since + SILENCE,
+            Some((ended, since)) if ended == info.ended_requests => {
+                return (now >= since + limit).then_some(limit);
+            }
             _ => self.progress = Some((info.ended_requests, now)),
         }
-        false
+        None
     }
 }
 
@@ -173,23 +120,26 @@ pub(crate) struct ReportedDevice {
     pub(crate) problem: Option<String>,
 }
 
-/// Opens a device of a pool.
-type OpenDevice = fn(&PoolConfig, &Path) -> Result<Arc<FileStore>, StoreError>;
-
 /// The paths of a pool.
 pub(super) struct NamedDevices(Mutex<Vec<NamedDevice>>);
 
 impl NamedDevices {
     /// Opens the devices of a pool, which an error names, with `open`. Fails if none can be opened.
-    pub(super) fn open_for(config: &PoolConfig, open: OpenDevice) -> Result<Self, StoreError> {
+    pub(super) fn open_for(
+        config: &PoolConfig,
+        open: impl Fn(&Path) -> Result<Device, StoreError>,
+    ) -> Result<Self, StoreError> {
         Self::open(config, open).map_err(|error| match error {
             StoreError::Pool { .. } => error,
             other => StoreError::Device { pool: config.name.clone(), source: Box::new(other) },
         })
     }
 
-    fn open(config: &PoolConfig, open: OpenDevice) -> Result<Self, StoreError> {
-        let opened = config.devices.iter().map(|path| (path, open(config, path)));
+    fn open(
+        config: &PoolConfig,
+        open: impl Fn(&Path) -> Result<Device, StoreError>,
+    ) -> Result<Self, StoreError> {
+        let opened = config.devices.iter().map(|path| (path, open(path)));
         let mut opened: Vec<_> = opened.collect();
         if opened.iter().all(|(_, opened)| opened.is_err())
             && let Some((_, Err(error))) = opened.drain(..).next()
@@ -203,10 +153,10 @@ impl NamedDevices {
         Ok(Self(Mutex::new(named.collect())))
     }
 
-    /// Returns the stores that are open, with their paths.
-    pub(super) fn stores(&self) -> Vec<(PathBuf, Arc<FileStore>)> {
+    /// Returns the devices that are open, with their paths.
+    pub(super) fn opened(&self) -> Vec<(PathBuf, Device)> {
         let named = self.0.lock();
-        named.iter().filter_map(|one| Some((one.path.clone(), one.file.clone()?))).collect()
+        named.iter().filter_map(|one| Some((one.path.clone(), one.device.clone()?))).collect()
     }
 
     /// Returns the identifiers of the devices with these paths.
@@ -227,10 +177,10 @@ impl NamedDevices {
             match identity {
                 Ok(identity) if pool.is_some_and(|pool| pool != identity.pool) => {
                     let problem = PoolProblem::Foreign.to_string();
-                    (one.file, one.problem, one.is_foreign) = (None, Some(problem), true);
+                    (one.device, one.problem, one.is_foreign) = (None, Some(problem), true);
                 }
                 Ok(identity) => one.identifier = Some(identity.device),
-                Err(problem) => (one.file, one.problem) = (None, Some(problem)),
+                Err(problem) => (one.device, one.problem) = (None, Some(problem)),
             }
         }
     }
@@ -340,7 +290,12 @@ fn reason(info: &DeviceInfo) -> Option<String> {
 impl OpenPool {
     /// Returns the files of its devices that are open.
     pub(crate) fn files(&self) -> Vec<Arc<FileStore>> {
-        self.devices.0.lock().iter().filter_map(|one| one.file.clone()).collect()
+        self.opened_devices().iter().filter_map(|(_, device)| device.file().cloned()).collect()
+    }
+
+    /// Returns its devices that are open, with their paths.
+    pub(super) fn opened_devices(&self) -> Vec<(PathBuf, Device)> {
+        self.devices.opened()
     }
 
     /// Returns its devices, and the paths that are none.
@@ -351,7 +306,8 @@ impl OpenPool {
         for one in named.iter().filter(|one| !one.is_expected && !one.is_removed) {
             let at = infos.iter().position(|info| Some(info.identifier) == one.identifier);
             let info = at.map(|at| infos.remove(at));
-            let size = one.file.as_ref().map(|file| file.geometry().byte_count());
+            let store = one.device.as_ref().map(Device::store);
+            let size = store.map(|store| store.geometry().byte_count());
             // The last attempt to use it says more than why it was left out.
             let problem = one.problem.clone().or_else(|| info.as_ref().and_then(reason));
             reported.push(ReportedDevice { path: Some(one.path.clone()), size, info, problem });
@@ -448,10 +404,10 @@ impl OpenPool {
                 match info {
                     Some(info) if is_online(info) => {
                         (one.is_out, one.problem, one.failed_tries) = (false, None, 0);
-                        if one.is_silent(info, now) {
-                            silent.push(info.number);
-                        }
-                        gone.extend(one.why_gone().map(|reason| (info.number, reason)));
+                        let silence = one.silence(info, now);
+                        silent.extend(silence.map(|silence| (info.number, silence)));
+                        let why_gone = one.device.as_ref().and_then(Device::why_gone);
+                        gone.extend(why_gone.map(|reason| (info.number, reason)));
                         continue;
                     }
                     Some(_) if !one.is_out => {
@@ -460,7 +416,7 @@ impl OpenPool {
                     }
                     None if one.identifier.is_some() => {
                         // It was removed.
-                        (one.identifier, one.file, one.is_removed) = (None, None, true);
+                        (one.identifier, one.device, one.is_removed) = (None, None, true);
                         one.problem = Some("it was removed from the pool".to_owned());
                     }
                     Some(_) | None => {}
@@ -469,10 +425,10 @@ impl OpenPool {
                     due.push((one.path.clone(), info.map(|info| info.number)));
                 }
             }
-            named.retain(|one| one.file.is_some() || config.devices.contains(&one.path));
+            named.retain(|one| one.device.is_some() || config.devices.contains(&one.path));
         }
-        for number in silent {
-            let reason = format!("it has ended no request for {} seconds", SILENCE.as_secs());
+        for (number, silence) in silent {
+            let reason = format!("it has ended no request for {} seconds", silence.as_secs());
             let left =
                 self.run(move |pool| async move { pool.leave_out_device(number, &reason).await });
             if let Err(error) = left {
@@ -485,9 +441,10 @@ impl OpenPool {
             let mut named = self.devices.0.lock();
             let Some(one) = named.iter_mut().find(|one| one.path == path) else { continue };
             match tried {
-                Ok((file, identifier)) => {
+                Ok((device, identifier)) => {
                     info!(pool = config.name, path = %path.display(), "a device is in use again");
-                    (one.file, one.identifier, one.problem) = (Some(file), Some(identifier), None);
+                    (one.device, one.problem) = (Some(device), None);
+                    one.identifier = Some(identifier);
                 }
                 Err(problem) => {
                     one.problem = Some(problem);
@@ -529,7 +486,7 @@ impl OpenPool {
         }
         settling.next = now + SETTLE_INTERVAL;
         let (pool, name) = (self.pool.clone(), self.config().name);
-        settling.running = Some(self.cores.begin(move || async move {
+        settling.running = Some(self.access.cores.begin(move || async move {
             if let Err(error) = pool.settle_regions().await {
                 warn!(pool = name, %error, "a checkpoint was not written");
             }
@@ -543,7 +500,7 @@ impl OpenPool {
             return Err(format!("{} has requests that have not ended", path.display()));
         }
         let mut named = self.devices.0.lock();
-        named.iter_mut().filter(|one| one.path == path).for_each(|one| one.file = None);
+        named.iter_mut().filter(|one| one.path == path).for_each(|one| one.device = None);
         Ok(())
     }
 
@@ -553,13 +510,14 @@ impl OpenPool {
         config: &PoolConfig,
         path: &Path,
         number: Option<u8>,
-    ) -> Result<(Arc<FileStore>, [u8; 16]), String> {
+    ) -> Result<(Device, [u8; 16]), String> {
         if let Some(number) = number {
             self.release(path, number)?;
         }
-        let file = open_device(config, path).map_err(|error| error.to_string())?;
-        let (pool, store) = (self.pool.clone(), file.clone());
-        let returned = self.cores.run(move || async move {
+        let opened = Device::open(config, path, &self.access);
+        let device = opened.map_err(|error| error.to_string())?;
+        let (pool, store) = (self.pool.clone(), device.store());
+        let returned = self.access.cores.run(move || async move {
             let returned = async {
                 let identity = identify(store.clone()).await?;
                 pool.return_device(store).await.map(|_| identity.device)
@@ -567,7 +525,7 @@ impl OpenPool {
             Ok(returned.await)
         });
         match returned {
-            Ok(Ok(identifier)) => Ok((file, identifier)),
+            Ok(Ok(identifier)) => Ok((device, identifier)),
             Ok(Err(PoolError::Unfit { problem, .. })) => Err(problem.to_string()),
             Ok(Err(error)) => Err(error.to_string()),
             Err(error) => Err(error.to_string()),
@@ -687,10 +645,10 @@ impl OpenPool {
         path: &Path,
         force: bool,
     ) -> Result<(), StoreError> {
-        let file = open_device(config, path)?;
+        let device = Device::open(config, path, &self.access)?;
         let (open, store, own, identifier) =
-            (self.clone(), file.clone(), path.to_owned(), new_identifier());
-        self.cores.run(move || async move {
+            (self.clone(), device.store(), path.to_owned(), new_identifier());
+        self.access.cores.run(move || async move {
             if !force {
                 refuse_if_used(&store, &own).await?;
             }
@@ -700,8 +658,10 @@ impl OpenPool {
         info!(pool = config.name, path = %path.display(), "a device is added");
         let mut named = self.devices.0.lock();
         named.retain(|one| one.path != path);
-        named
-            .push(NamedDevice { identifier: Some(identifier), ..NamedDevice::new(path, Ok(file)) });
+        named.push(NamedDevice {
+            identifier: Some(identifier),
+            ..NamedDevice::new(path, Ok(device))
+        });
         Ok(())
     }
 
@@ -731,7 +691,7 @@ impl OpenPool {
         number: u8,
         path: &Path,
     ) -> Result<(), StoreError> {
-        let removed = self.cores.run({
+        let removed = self.access.cores.run({
             let pool = self.pool.clone();
             move || async move { Ok(pool.remove_device(number).await) }
         })?;

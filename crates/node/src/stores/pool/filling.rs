@@ -164,7 +164,7 @@ impl OpenPool {
         let filling = VolumeFilling {
             store: store.clone(),
             path: path.to_path_buf(),
-            cores: self.cores.clone(),
+            cores: self.access.cores.clone(),
             is_running: AtomicBool::new(false),
             retry_at: Mutex::default(),
         };

@@ -116,7 +116,7 @@ impl OpenPool {
             }
         }
         let open = self.clone();
-        drop(self.cores.begin(move || async move { open.store_losses().await }));
+        drop(self.access.cores.begin(move || async move { open.store_losses().await }));
     }
 
     /// Makes the state remember whether data is lost.

@@ -102,7 +102,7 @@ impl OpenPool {
     pub(super) fn begin_to_remember_absences(self: &Arc<Self>) {
         if let Some(absences) = self.absences_to_remember() {
             let open = self.clone();
-            drop(self.cores.begin(move || async move { open.remember(absences).await }));
+            drop(self.access.cores.begin(move || async move { open.remember(absences).await }));
         }
     }
 
@@ -111,7 +111,7 @@ impl OpenPool {
     pub(super) fn remember_absences(self: &Arc<Self>) -> Result<(), StoreError> {
         let Some(absences) = self.absences_to_remember() else { return Ok(()) };
         let open = self.clone();
-        self.cores.run(move || async move {
+        self.access.cores.run(move || async move {
             open.remember(absences).await;
             Ok(())
         })

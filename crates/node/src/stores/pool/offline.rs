@@ -9,12 +9,14 @@ use sarsen_io::spin::Spin;
 use sarsen_pool::Checked;
 
 use super::creation::{PoolPlan, format};
-use super::devices::{identify_all, open_to_read};
+use super::device::Device;
+use super::devices::identify_all;
 use super::failures::failed;
 use super::{OpenPool, PoolMemory, StoreCores};
 use crate::config::PoolConfig;
+use crate::machine::machine_identity;
 use crate::schema::pools::{PoolLoss, StoredVolume};
-use crate::stores::StoreError;
+use crate::stores::{RemoteAccess, StoreError};
 
 /// Starts a core on which operations on a pool run until it is dropped.
 fn start_core(device: &Path) -> Result<Arc<Cores>, StoreError> {
@@ -22,10 +24,16 @@ fn start_core(device: &Path) -> Result<Arc<Cores>, StoreError> {
     Ok(Arc::new(cores.map_err(StoreError::system(device, "start a thread to write it"))?))
 }
 
+/// Returns what stores of remote units need. There are no accounts without a server.
+fn access_on(cores: &Arc<Cores>) -> RemoteAccess {
+    let cores = StoreCores(Arc::downgrade(cores));
+    RemoteAccess { cores, machine: machine_identity(), accounts: Vec::new() }
+}
+
 /// Creates a pool on devices that are empty, or with `force` on any.
 pub fn create(plan: &PoolPlan, force: bool) -> Result<(), StoreError> {
     let cores = start_core(&plan.config.devices[0])?;
-    format(&StoreCores(Arc::downgrade(&cores)), plan, force).map(drop)
+    format(&access_on(&cores), plan, force).map(drop)
 }
 
 fn config_of(pool: &str, devices: &[PathBuf]) -> PoolConfig {
@@ -35,10 +43,10 @@ fn config_of(pool: &str, devices: &[PathBuf]) -> PoolConfig {
 /// Makes a pool usable that cannot be opened without these losses. `devices` are those that are available.
 pub fn recover(pool: &str, devices: &[PathBuf], lose: &[PoolLoss]) -> Result<(), StoreError> {
     let cores = start_core(&devices[0])?;
-    let cores_of_pool = StoreCores(Arc::downgrade(&cores));
+    let access = access_on(&cores);
     let config = config_of(pool, devices);
-    let open = OpenPool::open(&cores_of_pool, &config, &PoolMemory::default(), lose)?;
-    cores_of_pool.run(move || async move {
+    let open = OpenPool::open(&access, &config, &PoolMemory::default(), lose)?;
+    access.cores.run(move || async move {
         let settled = open.pool.checkpoint().await;
         settled.map_err(|error| open.failed(error))
     })
@@ -51,9 +59,9 @@ pub fn preview_recovery(
     lose: &[PoolLoss],
 ) -> Result<Vec<StoredVolume>, StoreError> {
     let cores = start_core(&devices[0])?;
-    let cores_of_pool = StoreCores(Arc::downgrade(&cores));
+    let access = access_on(&cores);
     let config = config_of(pool, devices);
-    super::preview_recovery(&cores_of_pool, &config, &PoolMemory::default(), lose)
+    super::preview_recovery(&access, &config, &PoolMemory::default(), lose)
 }
 
 /// The result of the check of a pool.
@@ -70,7 +78,10 @@ pub struct CheckedPool {
 /// Checks a pool, and writes nothing.
 pub fn check(paths: &[PathBuf]) -> Result<CheckedPool, StoreError> {
     let config = config_of("", paths);
-    let open = |path: &PathBuf| Ok((path.clone(), open_to_read(&config, path)? as _));
+    let cores = start_core(&paths[0])?;
+    let access = access_on(&cores);
+    let open =
+        |path: &PathBuf| Ok((path.clone(), Device::open_to_read(&config, path, &access)?.store()));
     let devices = paths.iter().map(open).collect::<Result<Vec<_>, StoreError>>()?;
     let checked = block_on(FileEngine::Pool, async move {
         let identities = identify_all(&devices).await;

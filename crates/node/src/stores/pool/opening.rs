@@ -13,7 +13,6 @@ use super::{PacedTasks, PoolMemory, StoreCores};
 use crate::config::PoolConfig;
 use crate::schema::pools::PoolLoss;
 use crate::stores::StoreError;
-use crate::stores::file::FileStore;
 
 /// A pool that was opened.
 pub(super) struct Opened {
@@ -26,17 +25,17 @@ pub(super) struct Opened {
 }
 
 /// Opens a pool from its devices that are open, even if that loses what is accepted. It reads and writes what `layer` makes
-/// of a file. Blocks the thread, which must not be a core.
+/// of a device. Blocks the thread, which must not be a core.
 pub(super) fn open(
     cores: &StoreCores,
     config: &PoolConfig,
     memory: &PoolMemory,
     accepted: &[PoolLoss],
     devices: NamedDevices,
-    layer: fn(Arc<FileStore>) -> Arc<dyn Store>,
+    layer: fn(Arc<dyn Store>) -> Arc<dyn Store>,
 ) -> Result<Opened, StoreError> {
     let given: Vec<_> =
-        devices.stores().into_iter().map(|(path, file)| (path, layer(file))).collect();
+        devices.opened().into_iter().map(|(path, one)| (path, layer(one.store()))).collect();
     let (given, identities) = cores.run(move || async move {
         let identities = identify_all(&given).await;
         Ok((given, identities))

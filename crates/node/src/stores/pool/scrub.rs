@@ -44,7 +44,7 @@ impl OpenPool {
             (stop, scrub.number)
         };
         let (open, events) = (self.clone(), events.clone());
-        let ended = self.cores.begin(move || async move {
+        let ended = self.access.cores.begin(move || async move {
             let progress = |done, all| open.scrub.lock().done = (done, all);
             let before = open.counted();
             let result = tokio::select! {
