@@ -3,6 +3,7 @@
 //! under test, because the speed of a shared machine drifts: read the ratios rather than the figures.
 
 mod files;
+mod gateways;
 mod generator;
 mod large_pools;
 mod nbd;

@@ -270,7 +270,7 @@ fn one_unit_is_one_volume() -> Result<()> {
     chain.gateway.run(&["volume", "create", "gw", "--remote", &remote])?;
     let refused =
         chain.gateway.refused(INVALID, &["volume", "create", "again", "--remote", &remote])?;
-    ensure!(refused.contains("both have LUN 0"), "{refused}");
+    ensure!(refused.contains("both have iscsi://"), "{refused}");
     Ok(())
 }
 

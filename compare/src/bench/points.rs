@@ -23,6 +23,8 @@ pub(super) enum Group {
     Neighbours,
     /// A file by NBD and by iSCSI, beside other NBD servers.
     Nbd,
+    /// Units of other servers through a gateway and directly, and stripes over servers.
+    Gateways,
     /// Volumes of a pool in memory, beside a file without a pool, and qcow2.
     Pools,
     /// The same on disk, past the page cache, and beside fio.
@@ -49,6 +51,7 @@ impl Group {
             Self::Idle => "Idle sessions",
             Self::Neighbours => "Neighbours",
             Self::Nbd => "NBD",
+            Self::Gateways => "Gateways",
             Self::Pools => "Pools in memory",
             Self::PoolsOnDisk => "Pools on disk",
             Self::PoolsOnLoop => "Pools on loop devices",
@@ -144,7 +147,7 @@ pub(super) fn of(group: Group) -> Vec<Point> {
             let point = Point::new(STEADY, 4 * KIB, 100, 100, 16);
             vec![Point { rate: Some(1000), ..point }]
         }
-        Group::Nbd => {
+        Group::Nbd | Group::Gateways => {
             let mut points = reads_and_writes();
             points.push(Point::new(SINGLE_READS, 4 * KIB, 100, 100, 1));
             points.push(Point::new(READ_STREAM, KIB * KIB, 100, 0, 8));

@@ -24,7 +24,7 @@ use tempfile::TempDir;
 
 use super::points::Group;
 use super::pools::{LoopDevice, Medium as PoolMedium, Preparation};
-use super::{Options, files, nbd, neighbours, pools};
+use super::{Options, files, gateways, nbd, neighbours, pools};
 
 pub(super) const SARSEN: &str = "sarsen";
 /// This project's program when it never spins.
@@ -195,6 +195,7 @@ pub(super) fn start(group: Group, program: &Path, options: &Options) -> Result<F
         Group::Idle => crowd(program),
         Group::Neighbours => neighbours::start(program),
         Group::Nbd => nbd::start(program, options),
+        Group::Gateways => gateways::start(program, options),
         Group::Pools => pools::start(program, PoolMedium::Memory, options),
         Group::PoolsOnDisk => pools::start(program, PoolMedium::Disk, options),
         Group::PoolsOnLoop => pools::start(program, PoolMedium::Loop, options),

@@ -6,6 +6,7 @@ use std::slice::from_ref;
 use serde::{Serialize, Serializer};
 
 use super::files;
+use super::gateways::{GATEWAY, GATEWAY_TO_ISTGT, GATEWAY_TO_TGT, ONE_SERVER, STRIPES};
 use super::large_pools::{BOUND, LargePool};
 use super::nbd::{ISCSI, NBD, NBDKIT, QEMU};
 use super::neighbours::{ALONE, BESIDE_LIMITED};
@@ -117,6 +118,7 @@ pub(super) fn all(results: &Results) -> Vec<Verdict> {
     requirements.extend(of_files());
     requirements.extend(against_itself());
     requirements.extend(of_nbd());
+    requirements.extend(of_gateways());
     requirements.extend(of_pools());
     requirements.extend(of_slow_wake_ups());
     let mut verdicts: Vec<_> =
@@ -285,6 +287,35 @@ fn of_nbd<'a>() -> Vec<Requirement<'a>> {
             pairs: vec![pair(SINGLE_READS, NBD, ISCSI)],
         },
     ]
+}
+
+/// Returns the requirements for gateways, compared with the units behind them, and for stripes over servers.
+fn of_gateways<'a>() -> Vec<Requirement<'a>> {
+    let pair = |point: &str, over, under| ((point.to_owned(), over), (point.to_owned(), under));
+    let mut requirements = Vec::new();
+    let ways = [(GATEWAY, SARSEN), (GATEWAY_TO_TGT, TGT), (GATEWAY_TO_ISTGT, ISTGT)];
+    for (gateway, direct) in ways {
+        let mut require = |what: &str, minimum, points: &[&str]| {
+            requirements.push(Requirement {
+                what: format!("gateway, {what}: IOPS × {direct} directly"),
+                group: Group::Gateways,
+                figure: IOPS,
+                bound: Bound::AtLeast(minimum),
+                pairs: points.iter().map(|point| pair(point, gateway, direct)).collect(),
+            });
+        };
+        require("depth 32 and streams", 0.8, &[READS, WRITES, READ_STREAM, WRITE_STREAM]);
+        // A latency of at most 1.8 times.
+        require("depth 1", 0.56, &[SINGLE_READS]);
+    }
+    requirements.push(Requirement {
+        what: "stripes over four servers: IOPS × one server".into(),
+        group: Group::Gateways,
+        figure: IOPS,
+        bound: Bound::AtLeast(3.5),
+        pairs: [READ_STREAM, WRITE_STREAM].map(|point| pair(point, STRIPES, ONE_SERVER)).into(),
+    });
+    requirements
 }
 
 /// Returns the requirements for volumes of a pool, compared with the same medium without a pool, with qcow2 and with fio.

@@ -340,7 +340,6 @@ impl Config {
         let mut units = HashMap::new();
         for (key, field, remote) in volumes.chain(devices) {
             let own = format!("{} {}", key.kind.word(), key.name);
-            let (target, lun) = (remote.url().target.clone(), remote.url().lun);
             let exists = |name: &&str| self.accounts.iter().any(|account| account.name == **name);
             if let Some(missing) = remote.accounts().find(|name| !exists(name)) {
                 let hint = nearest(missing, self.accounts.iter().map(|one| one.name.as_str()));
@@ -349,12 +348,14 @@ impl Config {
                 );
                 return Err(Invalid::new(key, field, message));
             }
-            let place = format!("LUN {lun} of {target}");
-            if let Some(other) = units.insert((target, lun), own.clone()) {
-                let message = format!(
-                    "{other} and {own} both have {place}: only one can write to it; correct one of them"
-                );
-                return Err(Invalid::new(key, field, message));
+            // Servers may have targets of one name, so the portals count.
+            for unit in remote.places() {
+                if let Some(other) = units.insert(unit.clone(), own.clone()) {
+                    let message = format!(
+                        "{other} and {own} both have {unit}: only one can write to it; correct one of them"
+                    );
+                    return Err(Invalid::new(key, field, message));
+                }
             }
         }
         Ok(())

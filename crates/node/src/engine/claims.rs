@@ -26,8 +26,8 @@ pub(crate) type Stores = Vec<(String, Arc<dyn Store>)>;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Mark {
     Path(PathBuf),
-    /// A logical unit of another server: its target and its LUN.
-    RemoteUnit(String, u16),
+    /// A logical unit of another server, at one portal.
+    RemoteUnit(String),
     /// The identity of a volume that has none of the following: it is derived from the name.
     Name(String),
     Serial(String),
@@ -67,10 +67,7 @@ pub(super) fn holdings(config: &VolumeConfig) -> Vec<Holding> {
     };
     let given = designators.iter().cloned().map(Mark::Designator);
     let identity = if designators.is_empty() { vec![own()] } else { given.collect() };
-    let remote = config.remote.as_deref().map(|remote| {
-        let url = remote.url();
-        Mark::RemoteUnit(url.target.clone(), url.lun)
-    });
+    let remote = config.remote.iter().flat_map(|url| url.places()).map(Mark::RemoteUnit);
     paths.chain(identity.into_iter().chain(remote).map(Holding::exclusive)).collect()
 }
 

@@ -36,7 +36,7 @@ impl Disk {
         match &config.pool {
             Some(pool) => Self::of_pool(pool),
             None => match &config.remote {
-                Some(remote) => Self(Some(Path::new("remote").join(&remote.url().target))),
+                Some(remote) => Self(Some(Path::new("remote").join(remote.as_str()))),
                 None => data_place(config).map_or(Self(None), Self::of_path),
             },
         }

@@ -223,6 +223,7 @@ impl Engine {
             cores: self.pools.cores.clone(),
             machine: self.machine.clone(),
             accounts: accounts.to_vec(),
+            units: self.pools.units.clone(),
         }
     }
 

@@ -15,7 +15,7 @@ use crate::config::PoolConfig;
 use crate::problem::MissingObject;
 use crate::schema::pools::{PoolLoss, StoredVolume};
 use crate::stores::pool::preview_recovery;
-use crate::stores::{OpenPool, PoolMemory, RemoteAccess, StoreCores, StoreError};
+use crate::stores::{OpenPool, OpenUnits, PoolMemory, RemoteAccess, StoreCores, StoreError};
 
 /// After a failed attempt, a pool is not opened again for this time: all of its volumes get the same answer.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -26,6 +26,8 @@ type DeviceSet = Vec<PathBuf>;
 /// The pools of a server.
 pub(crate) struct Pools {
     pub(crate) cores: StoreCores,
+    /// The logical units of other servers that are open, whether a volume or a pool has them.
+    pub(crate) units: Arc<OpenUnits>,
     memory: PoolMemory,
     state: Mutex<State>,
     /// An opening has ended.
@@ -166,6 +168,7 @@ impl Pools {
     pub(super) fn new(cores: StoreCores, memory: PoolMemory) -> Self {
         Self {
             cores,
+            units: Arc::default(),
             memory,
             state: Mutex::default(),
             opened: Condvar::new(),

@@ -21,6 +21,12 @@ impl RemoteUrl {
         &self.url
     }
 
+    /// Returns the unit at each portal, as a text that is the same one for the same unit there.
+    pub(crate) fn places(&self) -> impl Iterator<Item = String> {
+        let Url { portals, target, lun, .. } = &self.url;
+        portals.iter().map(move |portal| format!("iscsi://{portal}/{target}/{lun}"))
+    }
+
     /// Returns its text.
     pub(crate) fn as_str(&self) -> &str {
         &self.text

@@ -1,9 +1,12 @@
 //! Logical units of other servers: see docs/decisions/0021-remote-volumes.md.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt::Write as _;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use sarsen_block::{Layer, Reply, Request, Store, Usability};
 use sarsen_initiator::{IscsiStore, PathSelector, PathStatus, SessionError, SessionOptions, Url};
 use sarsen_scsi::{MetadataKind, MetadataStore};
@@ -32,6 +35,37 @@ pub(crate) struct RemoteAccess {
     pub(crate) machine: String,
     /// The accounts that its URL names.
     pub(crate) accounts: Vec<AccountConfig>,
+    /// The units that this server has open.
+    pub(crate) units: Arc<OpenUnits>,
+}
+
+/// The identifiers of the units that are open, with their URLs: two stores of one unit would overwrite each other's data.
+#[derive(Default)]
+pub(crate) struct OpenUnits(Mutex<BTreeMap<String, String>>);
+
+/// A unit that is open, until this is dropped.
+struct OpenUnit {
+    units: Arc<OpenUnits>,
+    identifier: String,
+}
+
+impl OpenUnit {
+    /// Notes a unit. The error is the URL of the store that has it.
+    fn new(units: &Arc<OpenUnits>, identifier: &str, url: &str) -> Result<Self, String> {
+        match units.0.lock().entry(identifier.to_owned()) {
+            Entry::Occupied(other) => Err(other.get().clone()),
+            Entry::Vacant(free) => {
+                free.insert(url.to_owned());
+                Ok(Self { units: units.clone(), identifier: identifier.to_owned() })
+            }
+        }
+    }
+}
+
+impl Drop for OpenUnit {
+    fn drop(&mut self) {
+        self.units.0.lock().remove(&self.identifier);
+    }
 }
 
 /// A remote logical unit that is to be opened.
@@ -67,6 +101,7 @@ pub(crate) struct RemoteStore {
     inner: Arc<dyn Store>,
     cores: StoreCores,
     number: usize,
+    open: Option<OpenUnit>,
 }
 
 impl RemoteStore {
@@ -97,7 +132,17 @@ impl RemoteStore {
             return Err(StoreError::RemoteUnit { url: name, problem: problem.into() });
         }
         let (inner, cores) = (unit.clone(), access.cores.clone());
-        Ok((Arc::new(Self { unit, inner, cores, number }), health))
+        let mut store = Self { unit, inner, cores, number, open: None };
+        if let Some(identifier) = store.identifier() {
+            store.open = Some(OpenUnit::new(&access.units, &identifier, &name).map_err(|other| {
+                let problem = format!(
+                    "is the same unit ({identifier}) as {other}, which is in use: only one volume or pool can have it. Servers \
+                     without a state (`--state`) on one machine give volumes of one name the same identifier"
+                );
+                StoreError::RemoteUnit { url: name, problem }
+            })?);
+        }
+        Ok((Arc::new(store), health))
     }
 
     /// Returns whether a path to the unit works.
