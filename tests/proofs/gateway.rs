@@ -185,6 +185,22 @@ impl Chain {
         Ok(format!("iscsi://{user}{}/iqn.2026-11.io.sarsen:disk/0", self.far.portal()?))
     }
 
+    fn wait_until(&self, is_so: impl Fn() -> Result<bool>) -> Result<()> {
+        let deadline = sarsen_io::time::now() + client::LIMIT;
+        while !is_so()? {
+            ensure!(sarsen_io::time::now() < deadline, "{}", self.gateway.log());
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Returns the number of sessions at the far server.
+    fn sessions(&self) -> Result<usize> {
+        let listed = self.far.json(&["session", "list"])?;
+        let listed = listed.as_array().or_else(|| listed["sessions"].as_array());
+        Ok(listed.context("a list")?.len())
+    }
+
     fn size_seen(&self) -> Result<u64> {
         let url = format!("iscsi://{}/iqn.2026-11.io.sarsen:gw/0", self.gateway.portal()?);
         run(async {
@@ -204,7 +220,7 @@ fn a_changed_size_is_passed_on() -> Result<()> {
     chain.gateway.run(&["volume", "create", "gw", "--export", "--remote", &chain.remote("")?])?;
     ensure!(chain.size_seen()? == 16 * MIB);
     chain.far.run(&["volume", "resize", "disk", "32MiB"])?;
-    ensure!(chain.size_seen()? == 32 * MIB, "{}", chain.gateway.log());
+    chain.wait_until(|| Ok(chain.size_seen()? == 32 * MIB))?;
     let refused = chain.gateway.refused(INVALID, &["volume", "resize", "gw", "64MiB"])?;
     ensure!(refused.contains("size of the unit"), "{refused}");
     Ok(())
@@ -260,6 +276,54 @@ fn another_unit_is_served_only_after_a_confirmation() -> Result<()> {
     chain.gateway = Managed::start(&near)?;
     ensure!(chain.size_seen()? == 24 * MIB, "the confirmation was forgotten");
     Ok(())
+}
+
+/// The far server closes the unit and opens it again: for a moment, logins find no such LUN.
+#[test]
+fn a_unit_that_is_gone_for_a_moment_is_waited_for() -> Result<()> {
+    let chain = Chain::new()?;
+    chain.far.run(&["volume", "create", "disk", "16MiB", "--export"])?;
+    chain.gateway.run(&["volume", "create", "gw", "--export", "--remote", &chain.remote("")?])?;
+    for _ in 0..3 {
+        chain.far.run(&["volume", "reattach", "disk", "--force", "--grace", "1"])?;
+        chain.wait_until(|| Ok(chain.size_seen().is_ok_and(|size| size == 16 * MIB)))?;
+    }
+    Ok(())
+}
+
+/// A volume that is refused or closed leaves no session that logs in again.
+#[test]
+fn no_session_outlives_its_volume() -> Result<()> {
+    let chain = Chain::new()?;
+    chain.far.run(&["volume", "create", "disk", "16MiB", "--export"])?;
+    chain.far.run(&["volume", "set", "disk", "read-only=true", "--force"])?;
+    let create = ["volume", "create", "gw", "--export", "--remote", &chain.remote("")?];
+    let refused = chain.gateway.command(&create)?.output()?;
+    ensure!(!refused.status.success(), "a read-only unit is served as a writable one");
+    chain.wait_until(|| Ok(chain.sessions()? == 0))?;
+    chain.far.run(&["volume", "set", "disk", "read-only=false", "--force"])?;
+    chain.gateway.run(&create)?;
+    chain.wait_until(|| Ok(chain.sessions()? == 1))?;
+    chain.gateway.run(&["volume", "delete", "gw", "--cascade"])?;
+    chain.wait_until(|| Ok(chain.sessions()? == 0))
+}
+
+/// No other program of this machine can have a unit that is in use.
+#[test]
+fn commands_without_a_server_leave_a_pool_in_use_alone() -> Result<()> {
+    let chain = Chain::new()?;
+    chain.far.run(&["volume", "create", "disk", "256MiB", "--export"])?;
+    let remote = chain.remote("")?;
+    chain.gateway.run(&["pool", "create", "tank", "--device", &remote])?;
+    for command in [
+        &["pool", "check", &remote][..],
+        &["pool", "create", "other", "--offline", "--force", "--device", &remote],
+    ] {
+        let said = chain.gateway.command(command)?.output()?;
+        let said = String::from_utf8_lossy(&said.stderr).into_owned();
+        ensure!(said.contains("is in use by another"), "{command:?}: {said}");
+    }
+    chain.gateway.run(&["volume", "create", "v", "16MiB", "--pool", "tank"]).map(drop)
 }
 
 #[test]

@@ -386,19 +386,34 @@ fn disks() -> Result<()> {
 #[test]
 fn gateways() -> Result<()> {
     const TARGET: &str = "iqn.2001-04.com.example:array";
-    let arrays = [tempfile::tempdir()?, tempfile::tempdir()?];
-    let [plain, guarded] = [Managed::start(arrays[0].path())?, Managed::start(arrays[1].path())?];
+    let folders = [(); 4].map(|()| tempfile::tempdir());
+    let mut arrays = Vec::new();
+    for folder in &folders {
+        arrays.push(Managed::start(
+            folder.as_ref().map_err(|error| anyhow::anyhow!("{error}"))?.path(),
+        )?);
+    }
     let reader = Reader::new()?;
     let secret = reader.path("gate.secret");
     put(reader.folder.path(), "gate.secret", "a-secret-of-the-array")?;
-    let create = ["volume", "create", "array", "4MiB", "--store", "ram", "--export", TARGET];
-    plain.run(&create)?;
-    guarded.run(&[&create[..], &["--chap", "gate", "--secret-from", &secret]].concat())?;
-    let of_guide = "192.0.2.1:3260,192.0.2.2:3260";
+    let chap = ["--chap", "gate", "--secret-from", &secret];
+    for (array, (target, size, options)) in arrays.iter().zip([
+        (TARGET, "4MiB", &[][..]),
+        (TARGET, "4MiB", &chap),
+        ("iqn.2001-04.com.example:one", "256MiB", &[]),
+        ("iqn.2001-04.com.example:two", "256MiB", &[]),
+    ]) {
+        let create = ["volume", "create", "array", size, "--store", "ram", "--export", target];
+        array.run(&[&create[..], options].concat())?;
+    }
+    let [plain, guarded, one, two] = &arrays[..] else { bail!("four arrays") };
     let reader = reader
-        .replace(&format!("gate@{of_guide}"), &format!("gate@{}", guarded.portal()?))
-        .replace(of_guide, plain.portal()?)
+        .replace("192.0.2.1:3260,192.0.2.2:3260", plain.portal()?)
+        .replace("192.0.2.9:3260", guarded.portal()?)
+        .replace("192.0.2.3:3260", one.portal()?)
+        .replace("192.0.2.4:3260", two.portal()?)
         .replace("/etc/sarsen/gate.secret", &secret)
+        .replace("/var/lib/sarsen/fast.state", &format!("{secret}.state"))
         .replace("sarsen volume list", "sarsen volume list | grep '4 MiB'");
     let server = Managed::start(reader.folder.path())?;
     reader.follow("gateways.md")?;
@@ -406,7 +421,8 @@ fn gateways() -> Result<()> {
     let document = reader.own(&blocks("gateways.md", "toml")?.concat());
     reader.write("sarsen.toml", &format!("listen = [\"127.0.0.1:0\"]\n{document}"))?;
     reader.serve("sarsen serve --config sarsen.toml")?;
-    ensure!(guarded.log().contains("session established"), "nobody has logged in");
+    let sessions = guarded.log().matches("session established").count();
+    ensure!(sessions >= 2, "{sessions} sessions; {}", guarded.log());
     Ok(())
 }
 

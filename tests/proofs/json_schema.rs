@@ -15,7 +15,7 @@ use sarsen_lab::archive::Archive;
 use sarsen_lab::record::{Labels, Measures, Outcome, Run, Sample, Scale, Setting};
 use sarsen_lab::study;
 use sarsen_proof::managed::Managed;
-use sarsen_proof::program;
+use sarsen_proof::{Backing, Serving, program};
 use serde_json::Value;
 
 use crate::client::run;
@@ -358,6 +358,8 @@ fast-devices = ["FOLDER/tank.pool"]
 new-data = "fast"
 move-rate = "8MiB"
 repair-rate = "1MiB"
+initiator-name = "iqn.2026-11.proof:gateway"
+path-wait = "5s"
 cache = "writethrough"
 memory = "64MiB"
 alert-percent = 90
@@ -375,6 +377,14 @@ name = "from-image"
 pool = "tank"
 image = "FOLDER/disk.raw"
 image-format = "raw"
+[[volume]]
+name = "far"
+store = "remote"
+remote = "REMOTE"
+initiator-name = "iqn.2026-11.proof:gateway"
+only-these-portals = true
+path-selector = "round-robin"
+path-wait = "5s"
 [[volume]]
 name = "b"
 store = "ram"
@@ -422,7 +432,9 @@ fn whole(shapes: Shapes) -> Result<Shapes> {
         fs::write(&path, text)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
     }
+    let far = Serving::start(&[sarsen_proof::Volume::new("array", Backing::Ram, 1 << 20)])?;
     let text = WHOLE.replace("FOLDER", &folder.display().to_string()).replace("TARGET", TARGET);
+    let text = text.replace("REMOTE", &far.url("array").to_string());
     fs::write(folder.join("whole.toml"), text)?;
     sarsen_proof::pool_in(folder, 48 << 20)?;
     // It is still being filled when it is listed.
@@ -441,6 +453,8 @@ fn whole(shapes: Shapes) -> Result<Shapes> {
     asking.ask("`volume list`", "volume list")?;
     asking.ask("`volume show`", "volume show a")?;
     asking.ask("`volume show`", "volume show b")?;
+    asking.ask("`volume show`", "volume show far")?;
+    asking.ask("`volume paths`", "volume paths far")?;
     asking.ask("`target list`", "target list")?;
     asking.ask("`target show`", "target show TARGET")?;
     asking.ask("`host list`", "host list")?;

@@ -59,7 +59,7 @@ pub(crate) enum Verb {
     Add {
         /// The name of the pool.
         name: String,
-        /// A block device, or a file; with a size, a file is created.
+        /// A block device, a file, or the URL of a unit of another server; with a size, a file is created.
         #[arg(value_name = "PATH[,size=SIZE][,tier=fast]")]
         device: DeviceArgument,
         /// Overwrite a device that has data. The data is lost.
@@ -129,7 +129,7 @@ pub(crate) enum Verb {
 pub(crate) struct Create {
     /// The name: lower-case letters, digits, dots and hyphens.
     name: String,
-    /// A block device, or a file; with a size, a file is created. Several may be given. With `tier=fast`, the data that is used
+    /// A block device, a file, or the URL of a unit of another server; with a size, a file is created. Several may be given. With `tier=fast`, the data that is used
     /// most moves to it from the others.
     #[arg(long = "device", value_name = "PATH[,size=SIZE][,tier=fast]", required = true)]
     devices: Vec<DeviceArgument>,

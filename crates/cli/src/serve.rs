@@ -44,7 +44,7 @@ pub(crate) struct Arguments {
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// A volume: NAME=ram:SIZE, NAME=file:PATH, NAME=iso:PATH (a CD), NAME=sg:PATH (a real SCSI device, such as
-    /// /dev/sg0), NAME=pool:POOL or NAME=null:SIZE. Keys of `[[volume]]` may follow, such as ,size=10GiB ,cache=none ,block-size=4096
+    /// /dev/sg0), NAME=pool:POOL, NAME=remote:URL or NAME=null:SIZE. Keys of `[[volume]]` may follow, such as ,size=10GiB ,cache=none ,block-size=4096
     /// ,read-only ,encrypted ,iops=5000.
     #[arg(short, long = "volume", value_name = "SPEC")]
     volumes: Vec<String>,

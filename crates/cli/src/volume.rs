@@ -15,7 +15,7 @@ use sarsen_node::model::{
     SnapshotName, SnapshotSchedule, StoreKind, Stripes, Textual as _, render_rounded,
 };
 use sarsen_node::schema::pools::{Snapshot, VolumeUsage};
-use sarsen_node::schema::{Apply, OrphanList, Reattach, Reattached};
+use sarsen_node::schema::{Apply, OrphanList, Reattach, Reattached, VolumePath, VolumePaths};
 
 use crate::account::{SecretArguments, SecretInput, tell_secret};
 use crate::control::{ServerOptions, table};
@@ -57,8 +57,16 @@ pub(crate) enum Verb {
         #[command(flatten)]
         options: ServerOptions,
     },
+    /// Show the paths of a remote volume, and the name with which the server logs in.
+    Paths {
+        /// The volume's name.
+        name: String,
+        #[command(flatten)]
+        options: ServerOptions,
+    },
     /// Close a volume and open it again, once its disk or file is repaired. A failed flush needs this, and so does a
-    /// file that was deleted, replaced or truncated. Writes that were not flushed may be lost.
+    /// file that was deleted, replaced or truncated. Writes that were not flushed may be lost. A remote volume reads the secrets
+    /// of its accounts again, looks for paths, and accepts the unit that is at its URL now, even if it is another one.
     Reattach {
         /// The volume's name.
         name: String,
@@ -118,7 +126,8 @@ pub(crate) struct Create {
     /// iscsi://[ACCOUNT@]HOST[:PORT][,HOST[:PORT]...]/TARGET/LUN. An account of this server has the secret. Only this server
     /// may write to the unit.
     #[arg(long, value_name = "URL", conflicts_with_all = ["pool", "path", "size", "block_size", "encrypted"])]
-    remote: Option<RemoteUrl>,
+    // Parsed later: an error of clap repeats the text, which may have a secret.
+    remote: Option<String>,
     /// With --remote: the iSCSI name with which the server logs in. Default: a name that is made from its machine.
     #[arg(long, value_name = "IQN", requires = "remote")]
     initiator_name: Option<String>,
@@ -214,7 +223,7 @@ pub(crate) struct Export {
 
 pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     match verb {
-        Verb::Create(create) => create.export.create(create.volume(), &create.options),
+        Verb::Create(create) => create.export.create(create.volume()?, &create.options),
         Verb::Clone { snapshot, create } => create.run(snapshot),
         Verb::Resize { name, size, options } => {
             let key = Key::new(ObjectKind::Volume, &name);
@@ -227,6 +236,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             }
         }
         Verb::Usage { name, options } => usage(&name, &options),
+        Verb::Paths { name, options } => paths(&name, &options),
         Verb::Reattach { name, force, grace, options } => reattach(&name, force, grace, &options),
         Verb::Orphan(OrphanVerb::List { options }) => list_orphans(&options),
         Verb::Orphan(OrphanVerb::Remove { names, destroy, options }) => {
@@ -271,6 +281,31 @@ fn usage(name: &str, options: &ServerOptions) -> anyhow::Result<()> {
     ];
     let heads = ["VOLUME", "SIZE", "REFERENCED", "SHARED", "RECLAIMABLE", "SNAPSHOTS", "POOL"];
     print_line(&table(heads, &[row]))
+}
+
+fn paths(name: &str, options: &ServerOptions) -> anyhow::Result<()> {
+    let client = options.client()?;
+    let path = format!("/volumes/{}/paths", path_segment(name));
+    let found: VolumePaths = on_a_core(async { Ok(client.get(&path).await?) })?;
+    if options.json {
+        return print_line(&serde_json::to_string(&found)?);
+    }
+    let row = |path: &VolumePath| {
+        let state = match (&path.logged_in_at, path.is_active) {
+            (Some(_), true) => "active",
+            (Some(_), false) => "standby",
+            (None, _) => "lost",
+        };
+        let entry = path.logged_in_at.clone().unwrap_or_else(|| "-".into());
+        [path.portal.clone(), state.into(), entry, path.problem.clone().unwrap_or_default()]
+    };
+    let rows: Vec<_> = found.paths.iter().map(row).collect();
+    print_line(&table(["PORTAL", "STATE", "LOGGED IN AT", "PROBLEM"], &rows))?;
+    print_line(&format!("initiator name {}", found.initiator_name))?;
+    match &found.unit {
+        Some(unit) => print_line(&format!("unit {unit}")),
+        None => Ok(()),
+    }
 }
 
 fn reattach(name: &str, force: bool, grace: u16, options: &ServerOptions) -> anyhow::Result<()> {
@@ -403,18 +438,20 @@ impl Export {
 }
 
 impl Create {
-    fn volume(&self) -> Volume {
+    fn volume(&self) -> anyhow::Result<Volume> {
+        let remote = self.remote.as_deref().map(str::parse::<RemoteUrl>).transpose();
+        let remote = remote.map_err(|error| UsageError(format!("--remote: {error}")))?;
         let in_pool = self.pool.is_some() || self.snapshot.is_some();
-        let default = match &self.remote {
+        let default = match &remote {
             Some(_) => StoreKind::Remote,
             None if in_pool => StoreKind::Pool,
             None => StoreKind::default(),
         };
-        Volume {
+        Ok(Volume {
             name: self.name.clone(),
             store: self.store.unwrap_or(default),
             pool: self.pool.clone(),
-            remote: self.remote.clone().map(Box::new),
+            remote: remote.map(Box::new),
             initiator_name: self.initiator_name.clone().map(Into::into),
             only_these_portals: self.only_these_portals,
             path_selector: self.path_selector,
@@ -434,7 +471,7 @@ impl Create {
             encrypted: self.encrypted,
             serial: self.serial.clone(),
             ..Volume::default()
-        }
+        })
     }
 }
 

@@ -293,6 +293,9 @@ const TASK_ABORTED: u8 = 0x40;
 /// "Logical unit not ready", for any cause.
 const NOT_READY: u8 = 0x04;
 
+/// ADDITIONAL SENSE CODE of "logical unit not supported" (SPC-4 Annex F.2).
+pub const LOGICAL_UNIT_NOT_SUPPORTED: u8 = 0x25;
+
 const fn is_busy_status(status: u8) -> bool {
     matches!(status, BUSY | TASK_SET_FULL | TASK_ABORTED)
 }
@@ -321,10 +324,11 @@ impl SessionError {
             Self::Connection(ConnectionError::Login(login)) => {
                 matches!(login, LoginError::Unavailable { .. } | LoginError::NotFound { .. })
             }
-            Self::CheckCondition(sense) => matches!(
-                sense.key,
-                SenseKey::NotReady | SenseKey::UnitAttention | SenseKey::AbortedCommand
-            ),
+            // A target that starts, or whose configuration changes, may lack the unit for a moment.
+            Self::CheckCondition(sense) => {
+                let keys = [SenseKey::NotReady, SenseKey::UnitAttention, SenseKey::AbortedCommand];
+                keys.contains(&sense.key) || sense.asc == LOGICAL_UNIT_NOT_SUPPORTED
+            }
             Self::Status(status) => is_busy_status(*status),
             _ => false,
         }

@@ -56,6 +56,8 @@ pub(crate) struct Instance {
     state: Mutex<State>,
     /// A connection was lost, opened or removed.
     pub(crate) changed: Notify,
+    /// The target has sent an asynchronous message about a unit.
+    pub(crate) reported: Arc<Notify>,
     /// The instance has ended.
     over: Notify,
     tasks: Mutex<Vec<JoinHandle<()>>>,
@@ -69,6 +71,8 @@ pub(crate) struct State {
     unanswered: Vec<Hold>,
     /// Number of unit attentions that report a change of the unit.
     changes: u64,
+    /// See [`Instance::reported`].
+    reported: Arc<Notify>,
     /// A reset of the unit ends the instance.
     ends_at_reset: bool,
     /// The unit has reported that it may have lost its cache.
@@ -226,6 +230,9 @@ impl State {
                 }
                 Event::AsyncMessage { event: message, .. } => {
                     tracing::info!(event = ?message, "asynchronous message");
+                    if *message == AsyncEvent::ScsiEvent {
+                        self.reported.notify_one();
+                    }
                     // The target may notify each connection: one logout answers all.
                     if *message == AsyncEvent::LogoutRequest && !self.leaving {
                         self.leaving = true;
@@ -258,8 +265,10 @@ impl State {
 
 impl Instance {
     pub(crate) fn new(machine: Machine, entry: Portal, generation: u64) -> Self {
+        let reported = Arc::<Notify>::default();
         let state = State {
             machine,
+            reported: reported.clone(),
             waiters: BTreeMap::new(),
             unanswered: Vec::new(),
             changes: 0,
@@ -280,6 +289,7 @@ impl Instance {
             began: sarsen_io::time::now(),
             state: Mutex::new(state),
             changed: Notify::new(),
+            reported,
             over: Notify::new(),
             tasks: Mutex::default(),
         }

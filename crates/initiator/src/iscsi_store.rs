@@ -96,9 +96,19 @@ impl IscsiStore {
         self.inner.paths.attempt_all(limit).await;
     }
 
-    /// Waits for the next change of [`Self::paths`] or of the status after this call.
+    /// Waits for the next change of [`Self::paths`] or [`Self::is_down`] after this call, or for the end of the store.
     pub fn paths_changed(&self) -> impl Future<Output = ()> + use<> {
         self.inner.paths.changed()
+    }
+
+    /// Returns whether requests fail at once, because no path has been usable for [`SessionOptions::reconnect_limit`] or none will be.
+    pub fn is_down(&self) -> bool {
+        self.inner.paths.is_down()
+    }
+
+    /// Returns whether there are writes that a flush has not made durable yet.
+    pub fn has_kept_writes(&self) -> bool {
+        self.inner.paths.has_kept_writes()
     }
 
     /// Returns the identifier by which the unit is recognised: its NAA identifier, or else its serial number.

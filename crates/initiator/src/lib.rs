@@ -29,7 +29,7 @@ mod url;
 mod url_error;
 
 pub use discovery::{DiscoveredTarget, discover};
-pub use error::{Sense, SenseKey, SessionError};
+pub use error::{LOGICAL_UNIT_NOT_SUPPORTED, Sense, SenseKey, SessionError};
 pub use identity::{Chap, ChapCredentials};
 pub use iscsi_store::IscsiStore;
 pub use options::SessionOptions;

@@ -22,7 +22,8 @@ pub struct SessionOptions {
     pub header_digest: DigestOffer,
     /// DataDigest.
     pub data_digest: DigestOffer,
-    /// The initiator port; random values permit several sessions at the same time.
+    /// The initiator port; random values permit several sessions at the same time. The paths of an [`crate::IscsiStore`] have values
+    /// that follow from this one and from their portals.
     pub isid: Isid,
     /// The user for URLs that name none: [`crate::discover`] has none.
     pub identity: Option<ChapCredentials>,

@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
-use sarsen_block::{Buffer, StoreStatus, Usability};
+use sarsen_block::{Buffer, StoreStatus};
 use sarsen_io::time;
 use sarsen_proto::iscsi::initiator::Completion;
 use tokio::sync::Notify;
@@ -96,7 +96,7 @@ struct Core {
     fingerprint: OnceLock<(usize, Fingerprint)>,
     choices: Mutex<Choices>,
     /// A path was offered, failed or has no commands left.
-    changed: Notify,
+    changed: Arc<Notify>,
     /// One keeper writes the kept writes again; the others wait. It has the path and the instance in which this was begun and not
     /// completed.
     settling: tokio::sync::Mutex<Option<(usize, Arc<Instance>)>>,
@@ -155,7 +155,7 @@ impl PathSet {
             limit: options.reconnect_limit,
             fingerprint: OnceLock::new(),
             choices: Mutex::new(Choices::new(portals.len(), options.path_selector)),
-            changed: Notify::new(),
+            changed: Arc::default(),
             settling: tokio::sync::Mutex::default(),
             ranges: Arc::default(),
             unflushed: Unflushed::default(),
@@ -202,8 +202,9 @@ impl PathSet {
 
     /// Waits for the next change of a path.
     pub(crate) fn changed(&self) -> impl Future<Output = ()> + use<> {
-        let core = self.core.clone();
-        let mut changed = Box::pin(async move { core.changed.notified().await });
+        // It does not keep the set: that ends, and notifies, meanwhile.
+        let changed = self.core.changed.clone();
+        let mut changed = Box::pin(async move { changed.notified().await });
         // It waits from now on, not from the first poll on.
         let _ = changed.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         changed
@@ -216,6 +217,18 @@ impl PathSet {
         naa.or_else(|| fingerprint.serial.as_ref().map(|serial| format!("serial number {serial}")))
     }
 
+    /// Returns whether commands fail at once, because no path has been usable for the limit or none will be.
+    pub(crate) fn is_down(&self) -> bool {
+        let choices = self.core.choices.lock();
+        let is_over = self.core.down_from(&choices).is_some_and(|from| from <= time::now());
+        !choices.is_usable() && (is_over || choices.is_given_up())
+    }
+
+    /// Returns whether writes may have to be written again.
+    pub(crate) fn has_kept_writes(&self) -> bool {
+        !self.core.unflushed.is_empty()
+    }
+
     /// Returns the status of each path, in the order of the portals.
     pub(crate) fn paths(&self) -> Vec<PathStatus> {
         let choices = self.core.choices.lock();
@@ -224,7 +237,11 @@ impl PathSet {
             portal: path.portal.clone(),
             entry: state.instance.as_ref().map(|instance| instance.entry.clone()),
             is_active: state.is_usable(),
-            failure: state.failure.clone(),
+            // The last attempt says more than the loss before it.
+            failure: state.failure.clone().map(|failure| {
+                let session = path.unit.get().map(Unit::session);
+                session.and_then(Session::last_failure).unwrap_or(failure)
+            }),
         })
         .collect()
     }
@@ -395,6 +412,7 @@ impl PathSet {
 impl Drop for PathSet {
     fn drop(&mut self) {
         self.keepers.iter().for_each(JoinHandle::abort);
+        self.core.changed.notify_waiters();
     }
 }
 
@@ -526,16 +544,10 @@ impl Core {
                 if let Some(command) = choices.begin(bytes, now) {
                     return Ok(Flight { core: self, command, answered: false });
                 }
-                let since = *choices.down_since.get_or_insert(now);
-                let wait = self.limit.filter(|_| !choices.is_given_up()).unwrap_or_default();
-                (since + wait, choices.failure())
+                choices.down_since.get_or_insert(now);
+                (self.down_from(&choices).unwrap_or(now), choices.failure())
             };
             if until <= now {
-                self.status.set_usability(Usability::OutOfService);
-                // A path may have been offered meanwhile.
-                if self.choices.lock().is_usable() {
-                    self.status.set_usability(Usability::Usable);
-                }
                 self.changed.notify_waiters();
                 return Err(failure);
             }
@@ -545,6 +557,13 @@ impl Core {
                 () = time::sleep_until(until) => {}
             }
         }
+    }
+
+    /// Returns the time from which on commands fail at once, if they wait for a path or no path will be usable any more.
+    fn down_from(&self, choices: &Choices) -> Option<Instant> {
+        let since = choices.down_since?;
+        let wait = self.limit.filter(|_| !choices.is_given_up()).unwrap_or_default();
+        Some(since + wait)
     }
 
     /// Waits until a write that was sent in this instance can no longer be carried out.

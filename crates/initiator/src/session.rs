@@ -53,6 +53,8 @@ struct Present {
     guard: InstanceGuard,
     /// The reason why there are no further instances.
     gave_up: Option<SessionError>,
+    /// Why the last login failed that followed the loss of the present instance.
+    failure: Option<SessionError>,
 }
 
 impl Session {
@@ -72,7 +74,7 @@ impl Session {
             target: url.target.clone(),
             answer_limit: options.answer_limit,
             portals: Mutex::new(url.portals.clone()),
-            present: Mutex::new(Present { guard, gave_up: None }),
+            present: Mutex::new(Present { guard, gave_up: None, failure: None }),
             changed: Notify::new(),
             renewal: Mutex::default(),
         });
@@ -110,6 +112,11 @@ impl Session {
     /// Returns the reason why the present login ended, if it has ended. The session may log in again.
     pub fn ended(&self) -> Option<SessionError> {
         self.instance().ended()
+    }
+
+    /// Returns why the last attempt to log in again failed, if the session is not logged in since.
+    pub(crate) fn last_failure(&self) -> Option<SessionError> {
+        self.nexus.present.lock().failure.clone()
     }
 
     /// Returns the present instance, which may have ended.
@@ -282,7 +289,12 @@ async fn renew(nexus: &RenewedNexus, url: &Url, options: &SessionOptions) {
                     nexus.get().iter().for_each(|nexus| nexus.give_up(error.clone()));
                     return;
                 }
-                Err(error) => tracing::debug!(%error, "the login failed; trying again"),
+                Err(error) => {
+                    tracing::debug!(%error, "the login failed; trying again");
+                    nexus.get().iter().for_each(|nexus| {
+                        nexus.present.lock().failure = Some(error.clone());
+                    });
+                }
             }
             // A portal that accepts connections may be unable to log in.
             first += 1;
@@ -291,7 +303,11 @@ async fn renew(nexus: &RenewedNexus, url: &Url, options: &SessionOptions) {
         let Some(nexus) = nexus.get() else { return };
         guard.instance.begin_with_round_trip(last.round_trip());
         tracing::info!(portal = %guard.instance.entry, "logged in again");
-        let ended = std::mem::replace(&mut nexus.present.lock().guard, guard);
+        let ended = {
+            let mut present = nexus.present.lock();
+            present.failure = None;
+            std::mem::replace(&mut present.guard, guard)
+        };
         ended.instance.end_holds();
         drop(ended);
         nexus.changed.notify_waiters();

@@ -14,6 +14,7 @@ pub mod local;
 pub mod log;
 pub mod machine;
 pub mod memory;
+pub mod name_lock;
 pub mod namespace;
 pub mod net;
 mod pool;

@@ -59,10 +59,10 @@ pub(crate) fn open(
     open_mode: OpenMode,
 ) -> Result<Option<Arc<dyn MetadataStore>>, StoreError> {
     let path = volume.file();
+    let is_remote = volume.store == StoreKind::Remote;
     // Several servers may serve a read-only file at once.
-    if volume.is_read_only()
-        || (path.is_none() && !matches!(volume.store, StoreKind::Pool | StoreKind::Remote))
-    {
+    let has_none = volume.is_read_only() && !is_remote;
+    if has_none || (path.is_none() && !is_remote && volume.store != StoreKind::Pool) {
         return Ok(None);
     }
     let is_beside =
@@ -82,7 +82,8 @@ pub(crate) fn open(
         (None, None) => {
             info!(
                 volume = volume.name,
-                "reservations and saved pages end with the server: give the volume state = FOLDER to keep them"
+                "reservations and saved pages{} end with the server: give the volume state = FOLDER to keep them",
+                if is_remote { ", and which unit it is," } else { "" }
             );
             return Ok(None);
         }

@@ -587,3 +587,29 @@ pub enum ErrorCode {
 pub(crate) fn unix_seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
+
+/// `GET /v1/volumes/{name}/paths`: the paths of a remote volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VolumePaths {
+    /// The volume.
+    pub volume: String,
+    /// The iSCSI name with which the server logs in.
+    pub initiator_name: String,
+    /// The NAA identifier or the serial number of the unit, if it has one.
+    pub unit: Option<String>,
+    /// Its paths.
+    pub paths: Vec<VolumePath>,
+}
+
+/// A path of a remote volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VolumePath {
+    /// Its portal.
+    pub portal: String,
+    /// The portal at which it is logged in: its own one, or another one of the same portal group.
+    pub logged_in_at: Option<String>,
+    /// Whether commands are sent over it, if no other path has a better access state.
+    pub is_active: bool,
+    /// Why it is not in use.
+    pub problem: Option<String>,
+}

@@ -35,10 +35,10 @@ impl GuardedStore {
 /// Returns whether no later flush can make the writes durable that a failed flush concerned.
 fn may_have_lost_writes(error: &BlockError) -> bool {
     match error {
-        BlockError::Medium { .. }
-        | BlockError::Unreachable(_)
-        | BlockError::Stopped(StopCause::FlushFailed) => true,
-        BlockError::Invalid(_)
+        BlockError::Medium { .. } | BlockError::Stopped(StopCause::FlushFailed) => true,
+        // A store that does not have the writes any more, for a later flush, answers later ones with `FlushFailed`.
+        BlockError::Unreachable(_)
+        | BlockError::Invalid(_)
         | BlockError::NoSpace { .. }
         | BlockError::Transient(_)
         | BlockError::Fenced

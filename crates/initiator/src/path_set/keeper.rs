@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use sarsen_block::Usability;
 use sarsen_io::time;
 use sarsen_wire::iscsi::Isid;
 use sarsen_wire::scsi::opcode;
@@ -49,7 +48,7 @@ struct Examined {
 /// Starts the keepers of all paths. Each session has an ISID of its own.
 pub(super) fn start(core: &Arc<Core>, url: &Url, options: &SessionOptions) -> Vec<JoinHandle<()>> {
     let keeper = |(number, path): (usize, &Path)| {
-        let isid = if number == 0 { options.isid } else { isid_of(options.isid, &path.portal) };
+        let isid = isid_of(options.isid, &path.portal);
         let options = SessionOptions { isid, ..options.clone() };
         let (core, url) = (core.clone(), url.through(&path.portal));
         tokio::task::spawn_local(async move { core.keep(number, &url, &options).await })
@@ -57,14 +56,14 @@ pub(super) fn start(core: &Arc<Core>, url: &Url, options: &SessionOptions) -> Ve
     core.paths.iter().enumerate().map(keeper).collect()
 }
 
-/// Returns the ISID of a further path. With the same ISID of the first path, that of a portal is the same one, too: a program that
-/// is started again ends the sessions of its earlier run by its logins.
-fn isid_of(first: Isid, portal: &Portal) -> Isid {
+/// Returns the ISID of a path, from that of the options. It depends on the portal alone: a program that is started again with the
+/// same options ends the sessions of its earlier run by its logins.
+fn isid_of(base: Isid, portal: &Portal) -> Isid {
     let mut hash = portal
         .to_string()
         .bytes()
         .fold(FNV_BASIS, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(FNV_PRIME));
-    let mut isid = first;
+    let mut isid = base;
     for byte in &mut isid.0[2..] {
         *byte ^= hash as u8;
         hash >>= 8;
@@ -97,10 +96,6 @@ impl Core {
             self.reject(path, error).await;
         }
         self.changed.notify_waiters();
-        let is_given_up = self.choices.lock().is_given_up();
-        if is_given_up {
-            self.status.set_usability(Usability::OutOfService);
-        }
     }
 
     async fn keep_while_usable(
@@ -374,7 +369,7 @@ impl Core {
 
     fn offer(&self, path: usize, instance: &Arc<Instance>, found: &Examined) {
         self.status.set_block_count(found.capacity.blocks);
-        let (inactive, is_usable) = {
+        let inactive = {
             let mut choices = self.choices.lock();
             let is_outdated = choices.requests != found.requests;
             // Its cache may be volatile by now.
@@ -386,17 +381,13 @@ impl Core {
             state.group = found.access.group;
             state.access = found.access.state_of(found.access.group);
             let inactive = choices.set_access(&found.access);
-            let is_usable = choices.is_usable();
-            if is_usable {
+            if choices.is_usable() {
                 choices.down_since = None;
             }
-            (inactive, is_usable)
+            inactive
         };
         // Each of them polls its access from now on.
         inactive.into_iter().for_each(|path| self.paths[path].examine.notify_one());
-        if is_usable {
-            self.status.set_usability(Usability::Usable);
-        }
         self.changed.notify_waiters();
     }
 
@@ -422,6 +413,7 @@ impl Core {
                 biased;
                 lost = instance.wait_for_end() => return Ok(lost),
                 () = own.examine.notified() => {}
+                () = instance.reported.notified() => {}
                 () = later => {}
                 () = &mut own_portal => {
                     *next_return = (*next_return * 2).min(LONGEST_RETURN);

@@ -29,6 +29,7 @@ pub use self::isns::{IsnsConfig, parse_isns};
 pub(crate) use self::needs::PortalRequirement;
 pub(crate) use self::reference::tables as reference_tables;
 pub use self::reference::{KeyReference, TableReference};
+pub(crate) use self::spec::without_secrets;
 pub use self::spec::{parse_account, parse_pool, parse_volume};
 pub use crate::model::document::{
     Account as AccountConfig, Discovery, Host as HostConfig, Pool as PoolConfig, Portal, Redirect,

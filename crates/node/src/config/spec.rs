@@ -4,7 +4,21 @@
 use serde_json::{Map, Value, json};
 
 use super::{AccountConfig, ConfigError, PoolConfig, VolumeConfig};
-use crate::model::{Mismatch, RemoteUrl, from_json};
+use crate::model::{Mismatch, RemoteUrl, from_json, remote_device};
+
+/// Returns a text without the secrets of URLs in it, for errors.
+pub(crate) fn without_secrets(text: &str) -> String {
+    let mut shown = text.to_owned();
+    if let Some(end) = text.rfind('@')
+        && let Some(secret) = text[..end].find('%')
+    {
+        shown.replace_range(secret + 1..end, "...");
+    }
+    match shown.find("password=") {
+        Some(at) => format!("{}password=...", &shown[..at]),
+        None => shown,
+    }
+}
 
 /// Parses the `NAME=FILE` of an account, the file with its secret.
 pub fn parse_account(text: &str) -> Result<AccountConfig, ConfigError> {
@@ -20,7 +34,9 @@ pub fn parse_account(text: &str) -> Result<AccountConfig, ConfigError> {
 
 /// Parses `tank=/dev/sdb,devices=/dev/sdc,cache=none`: a pool, its first device, and its other keys.
 pub fn parse_pool(text: &str) -> Result<PoolConfig, ConfigError> {
-    let wrong = |message: String| ConfigError::new(format!("--pool {text}"), message);
+    let wrong = |message: String| {
+        ConfigError::new(format!("--pool {}", without_secrets(text)), without_secrets(&message))
+    };
     let Some((name, rest)) = text.split_once('=').filter(|(_, rest)| !rest.is_empty()) else {
         let form =
             "write NAME=DEVICE, and then ,devices=DEVICE for each further one, or other keys";
@@ -28,10 +44,17 @@ pub fn parse_pool(text: &str) -> Result<PoolConfig, ConfigError> {
     };
     let mut fields = Map::from_iter([("name".to_owned(), name.into())]);
     let mut parts = rest.split(',');
-    let mut devices: Vec<Value> = parts.next().into_iter().map(Value::from).collect();
+    let mut devices: Vec<String> = parts.next().into_iter().map(str::to_owned).collect();
     for part in parts {
+        // The portals of a URL are separated by commas, too.
+        if let Some(device) = devices.last_mut()
+            && remote_device(device.as_ref()).is_some_and(|url| url.is_err())
+        {
+            *device = format!("{device},{part}");
+            continue;
+        }
         match part.split_once('=') {
-            Some(("devices", device)) => devices.push(device.into()),
+            Some(("devices", device)) => devices.push(device.to_owned()),
             Some((key, value)) => drop(fields.insert(key.to_owned(), value.into())),
             None => return Err(wrong(format!("{part:?}: write KEY=VALUE"))),
         }
@@ -45,7 +68,9 @@ pub fn parse_pool(text: &str) -> Result<PoolConfig, ConfigError> {
 
 /// Parses `scratch=ram:1GiB`, `data=file:/srv/data.img,cache=none`, ….
 pub fn parse_volume(text: &str) -> Result<VolumeConfig, ConfigError> {
-    let wrong = |message: String| ConfigError::new(format!("--volume {text}"), message);
+    let wrong = |message: String| {
+        ConfigError::new(format!("--volume {}", without_secrets(text)), without_secrets(&message))
+    };
     let form = || {
         wrong(
             "write NAME=ram:SIZE, NAME=file:PATH, NAME=pool:POOL, NAME=remote:URL, NAME=iso:PATH, NAME=sg:PATH or NAME=null:SIZE, and then \
@@ -109,6 +134,20 @@ mod tests {
     use crate::model::{ByteSize, CacheMode, StoreKind};
 
     #[test]
+    fn errors_repeat_no_secret() {
+        for text in [
+            "q=remote:iscsi://gate%hush@h/iqn.2026-01.x:a/0",
+            "q=remote:iscsi://a,gate%hush@h/iqn.2026-01.x:a/0",
+            "q=remote:iscsi://h/iqn.2026-01.x:a/0?target_password=hush",
+        ] {
+            let message = parse_volume(text).expect_err(text).to_string();
+            assert!(!message.contains("hush"), "{message}");
+        }
+        let message = parse_pool("q=iscsi://gate%hush@h/iqn.2026-01.x:a/0").expect_err("a secret");
+        assert!(!message.to_string().contains("hush"), "{message}");
+    }
+
+    #[test]
     fn a_flag_names_account_and_file() {
         let account = parse_account("a=b=/x=y").expect("an account");
         assert_eq!((account.name.as_str(), account.secret_file), ("a", Some("b=/x=y".into())));
@@ -124,6 +163,9 @@ mod tests {
             parse_pool("tank=/dev/sdb,devices=/dev/sdc,cache=none,memory=64MiB").expect("valid");
         assert_eq!((pool.name.as_str(), pool.devices.len()), ("tank", 2));
         assert_eq!((pool.cache(), pool.memory()), (CacheMode::None, 64 << 20));
+        let url = "iscsi://a,b:3261/iqn.2026-01.x:c/0";
+        let pool = parse_pool(&format!("tank={url},devices=/dev/sdc,memory=64MiB")).expect("valid");
+        assert_eq!(pool.devices, [url, "/dev/sdc"].map(std::path::PathBuf::from));
         for (text, reported) in [
             ("tank", "write NAME=DEVICE"),
             ("tank=", "write NAME=DEVICE"),

@@ -71,6 +71,7 @@ pub(super) enum Failures {
         super::routes::portals,
         super::volumes::reattach,
         super::volumes::usage,
+        super::volumes::paths,
         super::volumes::orphans,
         super::volumes::remove_orphan,
         super::pools::pools,

@@ -16,12 +16,13 @@ use super::routes::{Answer, Json, parse};
 use crate::desired::{OrphanError, reattach as reattach_volume};
 use crate::model::Orphan;
 use crate::schema::pools::VolumeUsage;
-use crate::schema::{OrphanList, Reattach, Reattached};
+use crate::schema::{OrphanList, Reattach, Reattached, VolumePaths};
 
 pub(super) fn router() -> Router<Api> {
     Router::new()
         .route("/volumes/{name}/reattach", post(reattach))
         .route("/volumes/{name}/usage", get(usage))
+        .route("/volumes/{name}/paths", get(paths))
         .route("/orphans", get(orphans))
         .route("/orphans/{name}", delete(remove_orphan))
 }
@@ -56,6 +57,27 @@ pub(super) async fn reattach(
     let Api { engine, desired, .. } = api;
     let made = reattach_volume(engine, desired, name.clone(), grace).await?;
     Ok(Json(Reattached { volume: name, writes_may_be_lost: made.is_unflushed }))
+}
+
+/// Returns the paths of a remote volume.
+#[utoipa::path(
+    get,
+    tag = "server",
+    path = "/v1/volumes/{name}/paths",
+    params(("name" = String, Path, description = "The name of the volume")),
+    responses((status = 200, body = VolumePaths), Failures)
+)]
+pub(super) async fn paths(State(api): State<Api>, Path(name): Path<String>) -> Answer<VolumePaths> {
+    let known = api.engine.desired();
+    if !known.volumes.iter().any(|volume| volume.name == name) {
+        return Err(ApiError::not_found(format!("there is no volume {name}")));
+    }
+    match api.engine.volume_paths(&name) {
+        Some(paths) => Ok(Json(paths)),
+        None => Err(ApiError::conflict(format!(
+            "volume {name} is no open remote volume: it has no paths"
+        ))),
+    }
 }
 
 /// Returns what a volume takes of its pool, and what the deletion of the volume alone gives back. This reads its map.

@@ -158,8 +158,12 @@ fn complete(volume: &mut Volume, folder: &VolumeFolder<'_>) {
         let naa = || Naa::Eight((3 << 60 | random::number() >> 4).to_be_bytes());
         volume.naa.get_or_insert_with(naa);
     }
-    let has_records = matches!(volume.store, StoreKind::Pool | StoreKind::Remote);
-    if has_records && volume.state.is_none() && !volume.is_read_only() {
+    let has_records = match volume.store {
+        StoreKind::Pool => !volume.is_read_only(),
+        StoreKind::Remote => true,
+        _ => false,
+    };
+    if has_records && volume.state.is_none() {
         let serial = volume.serial.as_deref().unwrap_or_default();
         volume.state = Some(folder.records(serial).display().to_string().into());
     }

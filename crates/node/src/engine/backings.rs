@@ -17,25 +17,27 @@ use super::{Engine, Shown};
 use crate::config::render_size;
 use crate::model::render_rounded;
 use crate::problem::{MissingObject, Problem};
-use crate::schema::FillProgress;
-use crate::stores::{BackingSpace, FileStore, OpenPool, RamStore, VolumeFilling};
+use crate::schema::{FillProgress, VolumePaths};
+use crate::stores::{BackingSpace, FileStore, OpenPool, RamStore, RemoteStore, VolumeFilling};
 
 /// An open volume for reports. Does not keep the volume open.
 #[derive(Clone)]
 pub(super) struct ShownVolume {
-    pub(super) geometry: Geometry,
+    /// As of the last change.
+    geometry: Geometry,
     health: Arc<Health>,
     file: Weak<FileStore>,
     memory: Weak<RamStore>,
     pool: Option<Weak<dyn Store>>,
     open_pool: Weak<OpenPool>,
     filling: Weak<VolumeFilling>,
+    remote: Weak<RemoteStore>,
     unit: Weak<LogicalUnit>,
 }
 
 impl ShownVolume {
     pub(super) fn of(volume: &Volume) -> Self {
-        let Backing { memory, file, pool } = &volume.backing;
+        let Backing { memory, file, pool, remote } = &volume.backing;
         let filling = pool.as_ref().and_then(|pool| pool.filling.as_ref());
         Self {
             geometry: volume.store.geometry(),
@@ -45,8 +47,14 @@ impl ShownVolume {
             pool: pool.as_ref().map(|pool| Arc::downgrade(&pool.volume)),
             open_pool: pool.as_ref().map(|pool| Arc::downgrade(&pool.pool)).unwrap_or_default(),
             filling: filling.map(Arc::downgrade).unwrap_or_default(),
+            remote: remote.as_ref().map(Arc::downgrade).unwrap_or_default(),
             unit: Arc::downgrade(&volume.unit),
         }
+    }
+
+    /// Returns its geometry. A logical unit of another server may have got another size.
+    pub(super) fn geometry(&self) -> Geometry {
+        self.remote.upgrade().map_or(self.geometry, |remote| remote.geometry())
     }
 
     fn usage(&self) -> Usage {
@@ -55,7 +63,7 @@ impl ShownVolume {
         let room = file.or_else(|| self.memory.upgrade().map(|memory| memory.room()));
         let room = room.or_else(pool);
         Usage {
-            size: self.geometry.byte_count(),
+            size: self.geometry().byte_count(),
             allocated: room.map(|room| room.allocated),
             free: room.and_then(|room| room.free),
             filling: self.filling.upgrade().and_then(|filling| {
@@ -299,7 +307,7 @@ impl Engine {
             .filter_map(|volume| Some((volume.name.as_str(), volume.pool.as_deref()?)))
             .collect();
         overcommitments(volumes.iter().filter_map(|(name, volume)| {
-            let size = volume.geometry.byte_count();
+            let size = volume.geometry().byte_count();
             match volume.file.upgrade() {
                 Some(file) => SpaceReservation::of_file(&file, size, true),
                 None => {
@@ -308,6 +316,17 @@ impl Engine {
                 }
             }
         }))
+    }
+
+    /// Returns the paths of a remote volume that is open.
+    pub(crate) fn volume_paths(&self, name: &str) -> Option<VolumePaths> {
+        let remote = self.shown().volumes.get(name)?.remote.upgrade()?;
+        Some(VolumePaths {
+            volume: name.to_owned(),
+            initiator_name: remote.initiator_name().to_owned(),
+            unit: remote.identifier(),
+            paths: remote.paths(),
+        })
     }
 
     /// Returns the sizes of the open volumes and the space that they use, by name.

@@ -42,6 +42,8 @@ pub struct Prepared {
     reattached: Option<String>,
     /// The server starts with a state, so that all volumes are known and may be missing.
     is_managed_start: bool,
+    /// The server starts. Logical units of other servers may be missing.
+    is_start: bool,
     portals: PortalSteps,
     /// The portals to which `portals` fits.
     served: Vec<(PortalConfig, Arc<Portal>)>,
@@ -165,6 +167,7 @@ impl Engine {
         }
         let reads_all = matches!(cause, Cause::Start(_) | Cause::Reload);
         let opens = !matches!(cause, Cause::Converge | Cause::Retry);
+        let is_start = matches!(cause, Cause::Start(_));
         let reads_none = cause == Cause::Converge;
         let (managed, reattached) = match cause {
             Cause::Start(managed) => (managed, None),
@@ -210,6 +213,7 @@ impl Engine {
             reads_all,
             reattached,
             is_managed_start: managed.is_some(),
+            is_start,
             portals,
             served,
             policy,
@@ -325,8 +329,11 @@ impl Prepared {
         let replaced: Vec<_> = {
             let running = engine.running();
             let (_, volumes, ..) = self.volume_steps(&running, &self.desired)?;
-            let store =
-                |name: &String| Some((name.clone(), running.volumes.get(name)?.store.clone()));
+            let store = |name: &String| {
+                let volume = running.volumes.get(name)?;
+                let is_due = !volume.backing.has_nothing_to_flush();
+                is_due.then(|| (name.clone(), volume.store.clone()))
+            };
             volumes.closes_first.iter().filter_map(store).collect()
         };
         for (name, store) in replaced {

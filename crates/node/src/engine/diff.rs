@@ -162,8 +162,9 @@ impl<'a> Known<'a> {
             has_state: true,
             had,
             mark: match self.running.config.state {
-                Some(_) => MarkRule::Confirm,
-                None => MarkRule::Ignore,
+                // A unit is remembered by the volume's own records.
+                None if volume.remote.is_none() => MarkRule::Ignore,
+                Some(_) | None => MarkRule::Confirm,
             },
         }
     }
@@ -394,6 +395,11 @@ fn with_live_part_of(config: &VolumeConfig, other: &VolumeConfig) -> VolumeConfi
     VolumeConfig {
         name: other.name.clone(),
         pool: other.pool.clone(),
+        remote: match (&config.remote, &other.remote) {
+            // Another name of an account is used when the volume is opened again.
+            (Some(open), Some(desired)) if open.is_same_place(desired) => other.remote.clone(),
+            _ => config.remote.clone(),
+        },
         clone_of: other.clone_of.clone(),
         image: other.image.clone(),
         image_format: other.image_format,

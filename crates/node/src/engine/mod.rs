@@ -222,8 +222,7 @@ impl Engine {
         RemoteAccess {
             cores: self.pools.cores.clone(),
             machine: self.machine.clone(),
-            accounts: accounts.to_vec(),
-            units: self.pools.units.clone(),
+            accounts: Arc::new(Mutex::new(accounts.to_vec())),
         }
     }
 
@@ -320,7 +319,7 @@ impl Engine {
                     volume: name.clone(),
                     target: target.name.clone(),
                     lun,
-                    size: volumes.get(name)?.geometry.byte_count(),
+                    size: volumes.get(name)?.geometry().byte_count(),
                     urls: portals
                         .iter()
                         .filter(|portal| target.is_reached_through(portal.group()))
@@ -340,7 +339,7 @@ impl Engine {
     /// Returns the open volumes, by name, with their geometry.
     pub(crate) fn volumes(&self) -> Vec<(String, Geometry)> {
         let volumes = self.shown().volumes;
-        volumes.iter().map(|(name, volume)| (name.clone(), volume.geometry)).collect()
+        volumes.iter().map(|(name, volume)| (name.clone(), volume.geometry())).collect()
     }
 
     /// Closes a volume and opens it again: for a volume whose flush failed, or whose file was deleted, replaced or

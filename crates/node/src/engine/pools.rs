@@ -12,10 +12,11 @@ use tokio::sync::Notify;
 use tracing::{error, info};
 
 use crate::config::PoolConfig;
+use crate::model::is_same_device;
 use crate::problem::MissingObject;
 use crate::schema::pools::{PoolLoss, StoredVolume};
 use crate::stores::pool::preview_recovery;
-use crate::stores::{OpenPool, OpenUnits, PoolMemory, RemoteAccess, StoreCores, StoreError};
+use crate::stores::{OpenPool, PoolMemory, RemoteAccess, StoreCores, StoreError};
 
 /// After a failed attempt, a pool is not opened again for this time: all of its volumes get the same answer.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -26,8 +27,6 @@ type DeviceSet = Vec<PathBuf>;
 /// The pools of a server.
 pub(crate) struct Pools {
     pub(crate) cores: StoreCores,
-    /// The logical units of other servers that are open, whether a volume or a pool has them.
-    pub(crate) units: Arc<OpenUnits>,
     memory: PoolMemory,
     state: Mutex<State>,
     /// An opening has ended.
@@ -76,7 +75,7 @@ pub(super) fn is_same_pool(one: &PoolConfig, other: &PoolConfig) -> bool {
 }
 
 fn is_of(devices: &[PathBuf], config: &PoolConfig) -> bool {
-    devices.iter().any(|device| config.devices.contains(device))
+    devices.iter().any(|device| config.devices.iter().any(|one| is_same_device(one, device)))
 }
 
 impl State {
@@ -168,7 +167,6 @@ impl Pools {
     pub(super) fn new(cores: StoreCores, memory: PoolMemory) -> Self {
         Self {
             cores,
-            units: Arc::default(),
             memory,
             state: Mutex::default(),
             opened: Condvar::new(),
@@ -360,6 +358,7 @@ impl Pools {
                 Some(Attempt::Failed { .. }) | None => None,
             };
             if let Some(open) = open {
+                open.set_accounts(access);
                 open.adopt(config);
                 state.held.insert(devices, open);
                 continue;

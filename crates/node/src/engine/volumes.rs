@@ -25,7 +25,7 @@ use crate::stores::encrypted::NewKey;
 use crate::stores::remote::NewUnit;
 use crate::stores::{
     self, FileStore, Foundation, MarkRule, NewPoolVolume, OpenMode, Opened, PoolBacking, RamStore,
-    StoreError, VolumePool,
+    RemoteStore, StoreError, VolumePool,
 };
 
 /// The time without writes after which a file that was missing is served.
@@ -39,6 +39,14 @@ pub(crate) struct Backing {
     pub(crate) memory: Option<Arc<RamStore>>,
     pub(crate) file: Option<Arc<FileStore>>,
     pub(crate) pool: Option<PoolBacking>,
+    pub(crate) remote: Option<Arc<RemoteStore>>,
+}
+
+impl Backing {
+    /// Returns whether a flush that fails loses nothing.
+    pub(crate) fn has_nothing_to_flush(&self) -> bool {
+        self.remote.as_ref().is_some_and(|remote| remote.has_nothing_to_flush())
+    }
 }
 
 /// An open volume.
@@ -72,8 +80,8 @@ impl Volume {
         let (companion, ended) = oneshot::channel::<()>();
         let (unit, unwritten) =
             logical_unit(config, scope, machine, &opened, companion, open_mode)?;
-        let Opened { memory, file, pool, .. } = opened;
-        let backing = Backing { memory, file, pool };
+        let Opened { memory, file, pool, remote, .. } = opened;
+        let backing = Backing { memory, file, pool, remote };
         let store = unit.volume().store().clone();
         let scope = scope.filter(|_| config.serial.is_none()).map(str::to_owned);
         let (config, growth) = (config.clone(), Growth::None);

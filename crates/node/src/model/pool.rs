@@ -70,8 +70,8 @@ pub struct Pool {
     /// The iSCSI name with which the server logs in to devices with a URL. Default: a name that is made from this machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub initiator_name: Option<Box<str>>,
-    /// How long requests to a device with a URL wait while no path to it works. Then it is left out, if everything on it has
-    /// another copy. Default: 30s.
+    /// How long requests to a device with a URL wait while no path to it works, before they fail. If everything on it has another
+    /// copy, it is left out after five seconds. Another value takes effect when the device is opened again. Default: 30s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub path_wait: Option<PathWait>,

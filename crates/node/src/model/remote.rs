@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
-use sarsen_initiator::Url;
+use sarsen_initiator::{Chap, Url};
 
 use super::text::written_as_text;
 
@@ -38,7 +38,7 @@ impl RemoteUrl {
         chap.user.iter().chain(&chap.target_user).map(String::as_str)
     }
 
-    /// Replaces the name of an account, if the URL can have the new one.
+    /// Replaces the name of an account, if the URL can have the new one there and stays the same otherwise.
     pub(crate) fn rename_account(&mut self, old: &str, new: &str) {
         let (scheme, rest) = self.text.split_once("://").unwrap_or_default();
         let rest = match rest.strip_prefix(old).and_then(|rest| rest.strip_prefix('@')) {
@@ -52,9 +52,25 @@ impl RemoteUrl {
         };
         let query: Vec<String> = query.split('&').map(renamed).collect();
         let mark = if rest.contains('?') { "?" } else { "" };
-        if let Ok(renamed) = format!("{scheme}://{place}{mark}{}", query.join("&")).parse() {
+        let Ok(renamed) = format!("{scheme}://{place}{mark}{}", query.join("&")).parse::<Self>()
+        else {
+            return;
+        };
+        let mut expected = self.url.clone();
+        let Chap { user, target_user, .. } = &mut expected.chap;
+        for name in [user, target_user].into_iter().flatten().filter(|name| *name == old) {
+            new.clone_into(name);
+        }
+        // A name could contain what looks like another server.
+        if renamed.url == expected {
             *self = renamed;
         }
+    }
+
+    /// Returns whether both lead to the same unit, through the same portals: only the accounts may differ.
+    pub(crate) fn is_same_place(&self, other: &Self) -> bool {
+        let place = |url: &Url| Url { chap: Chap::default(), ..url.clone() };
+        place(&self.url) == place(&other.url)
     }
 }
 
@@ -88,6 +104,17 @@ pub(crate) fn remote_device(device: &Path) -> Option<Result<RemoteUrl, String>> 
     ["iscsi://", "iscsis://"].iter().any(|scheme| text.starts_with(scheme)).then(|| text.parse())
 }
 
+/// Returns whether two devices of pools are one: they have one path, or a portal and a unit there in common.
+pub(crate) fn is_same_device(one: &Path, other: &Path) -> bool {
+    if one == other {
+        return true;
+    }
+    let (Some(Ok(one)), Some(Ok(other))) = (remote_device(one), remote_device(other)) else {
+        return false;
+    };
+    one.places().any(|place| other.places().any(|other| place == other))
+}
+
 /// Returns whether a device of a pool is an absolute path or a URL.
 pub(crate) fn is_device_path(device: &Path) -> bool {
     device.is_absolute() || remote_device(device).is_some()
@@ -119,8 +146,11 @@ mod tests {
         url.rename_account("me", "you");
         url.rename_account("it", "them");
         assert_eq!(url.to_string(), "iscsi://you@h,[::1]:3261/iqn.2026-01.x:a/0?target_user=them");
-        url.rename_account("you", "a/b");
-        assert_eq!(url.accounts().next(), Some("you"), "no URL can have this one");
+        for other in ["a/b", "a%b", "u@evil/iqn.2026-01.x:t/0?target_user="] {
+            url.rename_account("you", other);
+            assert_eq!(url.accounts().next(), Some("you"), "no URL can have {other} there");
+        }
+        assert!(url.is_same_place(&text.parse().expect("valid")), "only the accounts differ");
         let mut plain: RemoteUrl = "iscsi://h/iqn.2026-01.x:a/0".parse().expect("valid");
         plain.rename_account("me", "you");
         assert_eq!(

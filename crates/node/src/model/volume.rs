@@ -355,7 +355,7 @@ impl Volume {
                 self.state.is_some()
                     && (!is_file || is_read_only_file)
                     && (!is_in_pool || self.snapshot.is_some())
-                    && (!is_remote || self.read_only),
+                    && !is_remote,
                 "only a writable volume in a file or a pool, or a remote one, has a state folder; remove the key",
             ),
             (

@@ -40,7 +40,7 @@ pub(crate) use self::pool::{
     RollBackEnd, VolumeFilling, tier_use_of,
 };
 pub use self::ram::RamStore;
-pub(crate) use self::remote::{OpenUnits, RemoteAccess, RemoteStore, RemoteUnit};
+pub(crate) use self::remote::{RemoteAccess, RemoteStore, RemoteUnit};
 pub use self::slow::SlowStore;
 pub use crate::config::CacheMode;
 use crate::config::{FaultConfig, StoreKind, VolumeConfig};

@@ -245,7 +245,14 @@ impl OpenPool {
         let memory = usize::try_from(config.memory()).unwrap_or(usize::MAX);
         self.pool.set_memory(memory);
         self.tasks.adopt(config);
+        self.devices.rename(config);
         self.config.lock().clone_from(config);
+    }
+
+    /// Sets the accounts with which it logs in to devices from now on.
+    pub(crate) fn set_accounts(&self, access: &RemoteAccess) {
+        let accounts = access.accounts.lock().clone();
+        *self.access.accounts.lock() = accounts;
     }
 
     /// Begins to write a checkpoint.
@@ -585,9 +592,13 @@ impl OpenPool {
             (device, lost) => return device.or(lost),
         }
         for (_, device) in self.opened_devices() {
-            // One that is out of service is left out, or needed.
-            if let VolumeHealth::Degraded { reason } = device.health().current() {
-                return Some(reason);
+            match device.health().current() {
+                VolumeHealth::Degraded { reason } => return Some(reason),
+                // It is left out, or needed; a file that is needed was reported.
+                VolumeHealth::OutOfService { reason } if device.file().is_none() => {
+                    return Some(reason);
+                }
+                VolumeHealth::OutOfService { .. } | VolumeHealth::Online => {}
             }
         }
         if let Some(problem) = self.damage_problem().or_else(|| self.checksum_problem()) {

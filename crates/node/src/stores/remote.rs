@@ -1,14 +1,17 @@
 //! Logical units of other servers: see docs/decisions/0021-remote-volumes.md.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::fmt::Write as _;
+use std::io;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use sarsen_block::{Layer, Reply, Request, Store, Usability};
-use sarsen_initiator::{IscsiStore, PathSelector, PathStatus, SessionError, SessionOptions, Url};
+use sarsen_block::{Layer, Reply, Request, Store};
+use sarsen_initiator::{
+    IscsiStore, LOGICAL_UNIT_NOT_SUPPORTED, PathSelector, PathStatus, SessionError, SessionOptions,
+    Url,
+};
+use sarsen_io::name_lock::NameLock;
 use sarsen_scsi::{MetadataKind, MetadataStore};
 use sarsen_volume::{Aspect, Health, VolumeHealth};
 use sarsen_wire::iscsi::Isid;
@@ -19,11 +22,16 @@ use super::encrypted::now;
 use super::{MarkRule, OpenMode, StoreCores, StoreError};
 use crate::config::{AccountConfig, VolumeConfig};
 use crate::model::{PathWait, RemoteUrl};
+use crate::schema::VolumePath;
 
 /// How long commands wait for a path by default. Initiators abort a command after 30 seconds or later.
 const DEFAULT_PATH_WAIT: Duration = Duration::from_secs(30);
 /// The time limit of each login. The server waits for it when it starts.
 const LOGIN_LIMIT: Duration = Duration::from_secs(5);
+/// The record of a unit that has neither an NAA identifier nor a serial number.
+const NAMELESS: &str = "without identifier";
+/// How long a unit may stay locked after its volume was closed: its sessions log out.
+const LOCK_LIMIT: Duration = Duration::from_secs(6);
 /// The name of the initiator, without the part that differs between machines.
 const INITIATOR_PREFIX: &str = "iqn.2026-01.invalid.example:sarsen.initiator.";
 
@@ -33,39 +41,8 @@ pub(crate) struct RemoteAccess {
     pub(crate) cores: StoreCores,
     /// The identity of this machine.
     pub(crate) machine: String,
-    /// The accounts that its URL names.
-    pub(crate) accounts: Vec<AccountConfig>,
-    /// The units that this server has open.
-    pub(crate) units: Arc<OpenUnits>,
-}
-
-/// The identifiers of the units that are open, with their URLs: two stores of one unit would overwrite each other's data.
-#[derive(Default)]
-pub(crate) struct OpenUnits(Mutex<BTreeMap<String, String>>);
-
-/// A unit that is open, until this is dropped.
-struct OpenUnit {
-    units: Arc<OpenUnits>,
-    identifier: String,
-}
-
-impl OpenUnit {
-    /// Notes a unit. The error is the URL of the store that has it.
-    fn new(units: &Arc<OpenUnits>, identifier: &str, url: &str) -> Result<Self, String> {
-        match units.0.lock().entry(identifier.to_owned()) {
-            Entry::Occupied(other) => Err(other.get().clone()),
-            Entry::Vacant(free) => {
-                free.insert(url.to_owned());
-                Ok(Self { units: units.clone(), identifier: identifier.to_owned() })
-            }
-        }
-    }
-}
-
-impl Drop for OpenUnit {
-    fn drop(&mut self) {
-        self.units.0.lock().remove(&self.identifier);
-    }
+    /// The accounts that URLs may name. They change while a pool is open.
+    pub(crate) accounts: Arc<Mutex<Vec<AccountConfig>>>,
 }
 
 /// A remote logical unit that is to be opened.
@@ -101,7 +78,9 @@ pub(crate) struct RemoteStore {
     inner: Arc<dyn Store>,
     cores: StoreCores,
     number: usize,
-    open: Option<OpenUnit>,
+    initiator_name: String,
+    /// Held until the sessions have logged out.
+    locks: Vec<NameLock>,
 }
 
 impl RemoteStore {
@@ -114,9 +93,13 @@ impl RemoteStore {
         let options = options(remote, &access.machine);
         let number = usize::from(options.isid.0[5]);
         let url = url(remote.url, access)?;
+        let initiator_name = options.initiator_name.clone();
+        // Before the login, which would end the sessions of another program.
+        let locks = remote.url.places().map(|place| lock(remote.url, &place));
+        let locks = locks.collect::<Result<Vec<_>, _>>()?;
         let place = name.clone();
         let unit = access.cores.run_by(number, move || async move {
-            let failed = |source| StoreError::remote(&place, source);
+            let failed = |source| StoreError::remote(&place, &options.initiator_name, &source);
             let unit = IscsiStore::connect(&url, &options).await.map_err(failed)?;
             // A login ends the session that an earlier run of this server may have had through its portal.
             unit.attempt_paths(LOGIN_LIMIT).await;
@@ -127,22 +110,23 @@ impl RemoteStore {
             Ok((unit, health))
         });
         let (unit, health) = unit?;
-        if unit.characteristics().read_only && !remote.read_only {
+        let (inner, cores) = (unit.clone(), access.cores.clone());
+        // From here on, the end of the store logs out.
+        let mut store = Self { unit, inner, cores, number, initiator_name, locks };
+        let identifier = store.identifier();
+        let unit = identifier
+            .unwrap_or_else(|| format!("{}/{}", remote.url.url().target, remote.url.url().lun));
+        store.locks.push(lock(remote.url, &unit)?);
+        if store.unit.characteristics().read_only && !remote.read_only {
             let problem = "is read-only: only a volume with read-only = true can be that unit";
             return Err(StoreError::RemoteUnit { url: name, problem: problem.into() });
         }
-        let (inner, cores) = (unit.clone(), access.cores.clone());
-        let mut store = Self { unit, inner, cores, number, open: None };
-        if let Some(identifier) = store.identifier() {
-            store.open = Some(OpenUnit::new(&access.units, &identifier, &name).map_err(|other| {
-                let problem = format!(
-                    "is the same unit ({identifier}) as {other}, which is in use: only one volume or pool can have it. Servers \
-                     without a state (`--state`) on one machine give volumes of one name the same identifier"
-                );
-                StoreError::RemoteUnit { url: name, problem }
-            })?);
-        }
         Ok((Arc::new(store), health))
+    }
+
+    /// Returns whether its end loses nothing if it is not flushed: it has no writes since the last flush.
+    pub(crate) fn has_nothing_to_flush(&self) -> bool {
+        !self.unit.paths().iter().any(|path| path.is_active) && !self.unit.has_kept_writes()
     }
 
     /// Returns whether a path to the unit works.
@@ -150,8 +134,24 @@ impl RemoteStore {
         self.unit.paths().iter().any(|path| path.entry.is_some())
     }
 
+    /// Returns its paths, for reports.
+    pub(crate) fn paths(&self) -> Vec<VolumePath> {
+        let path = |PathStatus { portal, entry, is_active, failure }: PathStatus| VolumePath {
+            portal: portal.to_string(),
+            logged_in_at: entry.map(|entry| entry.to_string()),
+            is_active,
+            problem: failure.map(|failure| failure.to_string()),
+        };
+        self.unit.paths().into_iter().map(path).collect()
+    }
+
+    /// Returns the name with which it logs in.
+    pub(crate) fn initiator_name(&self) -> &str {
+        &self.initiator_name
+    }
+
     /// Returns the identifier of the unit.
-    fn identifier(&self) -> Option<String> {
+    pub(crate) fn identifier(&self) -> Option<String> {
         self.unit.identifier()
     }
 }
@@ -172,8 +172,9 @@ impl Layer for RemoteStore {
 
 impl Drop for RemoteStore {
     fn drop(&mut self) {
-        let unit = self.unit.clone();
+        let (unit, locks) = (self.unit.clone(), std::mem::take(&mut self.locks));
         self.cores.spawn_by(self.number, move || async move {
+            let _locked = locks;
             if let Err(error) = unit.logout().await {
                 warn!(%error, "a session of a remote volume did not log out");
             }
@@ -204,9 +205,8 @@ pub(crate) fn check_unit(
     metadata_store: Option<&Arc<dyn MetadataStore>>,
     open_mode: OpenMode,
 ) -> Result<Option<NewUnit>, StoreError> {
-    let (Some(metadata_store), Some(identifier)) = (metadata_store, remote.identifier()) else {
-        return Ok(None);
-    };
+    let Some(metadata_store) = metadata_store else { return Ok(None) };
+    let identifier = remote.identifier().unwrap_or_else(|| NAMELESS.to_owned());
     let known = metadata_store.load(MetadataKind::RemoteUnit);
     let known = known.map_err(|source| StoreError::State { source })?;
     let known = known.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
@@ -233,11 +233,16 @@ pub(crate) fn check_unit(
 fn url(remote: &RemoteUrl, access: &RemoteAccess) -> Result<Url, StoreError> {
     let secret = |name: &Option<String>| {
         let Some(name) = name else { return Ok(None) };
-        let account = access.accounts.iter().find(|account| account.name == *name);
-        let secret = account.map(AccountConfig::read_secret).transpose();
-        secret.map_err(|invalid| StoreError::RemoteUnit {
+        let accounts = access.accounts.lock();
+        let secret = match accounts.iter().find(|account| account.name == *name) {
+            Some(account) => account.read_secret().map_err(|invalid| invalid.message),
+            None => Err(format!(
+                "there is no account {name} here. Accounts are those of a running server; commands without one have none"
+            )),
+        };
+        secret.map(Some).map_err(|problem| StoreError::RemoteUnit {
             url: remote.to_string(),
-            problem: format!("cannot be reached: {}", invalid.message),
+            problem: format!("cannot be reached: {problem}"),
         })
     };
     let mut url = remote.url().clone();
@@ -246,14 +251,32 @@ fn url(remote: &RemoteUrl, access: &RemoteAccess) -> Result<Url, StoreError> {
     Ok(url)
 }
 
+/// Locks a unit, by its identifier or by its place, against other volumes, pools and programs of this machine: two stores of one unit
+/// would overwrite each other's data, and end each other's sessions.
+fn lock(url: &RemoteUrl, unit: &str) -> Result<NameLock, StoreError> {
+    let name = hexadecimal("sarsen-unit-", &Sha256::digest(unit)[..16]);
+    NameLock::take_within(&name, LOCK_LIMIT).map_err(|error| {
+        let problem = match error.kind() {
+            io::ErrorKind::AddrInUse => format!(
+                "is in use by another volume, pool or program of this machine ({unit}): only one can have it. Servers without \
+                 a state (`--state`) on one machine give volumes of one name the same identifier"
+            ),
+            _ => format!("cannot be locked: {error}"),
+        };
+        StoreError::RemoteUnit { url: url.to_string(), problem }
+    })
+}
+
+/// Returns a name that ends with the digits of these bytes.
+fn hexadecimal(prefix: &str, bytes: &[u8]) -> String {
+    bytes.iter().fold(prefix.to_owned(), |mut name, byte| {
+        let _ = write!(name, "{byte:02x}");
+        name
+    })
+}
+
 fn options(remote: &RemoteUnit<'_>, machine: &str) -> SessionOptions {
-    let own_name = || {
-        let digest = Sha256::digest(machine);
-        digest[..6].iter().fold(INITIATOR_PREFIX.to_owned(), |mut name, byte| {
-            let _ = write!(name, "{byte:02x}");
-            name
-        })
-    };
+    let own_name = || hexadecimal(INITIATOR_PREFIX, &Sha256::digest(machine)[..6]);
     let digest = Sha256::digest(format!("{machine}/{}", remote.identity));
     // The random format (RFC 7143 §11.12.5). It is the same one after a restart.
     let mut isid = [0x80; 6];
@@ -285,35 +308,49 @@ async fn watch(unit: Weak<IscsiStore>, health: Weak<Health>, url: String) {
 
 fn health_of(unit: &IscsiStore, url: &str) -> VolumeHealth {
     let paths = unit.paths();
-    let lost = || {
-        let lost = paths.iter().filter(|path| path.entry.is_none());
-        let lost = lost.map(|PathStatus { portal, failure, .. }| match failure {
-            Some(error) => format!("{portal}: {error}"),
-            None => format!("{portal} is not logged in yet"),
-        });
-        lost.collect::<Vec<_>>().join("; ")
+    let (count, left) = (paths.len(), paths.iter().filter(|path| path.is_active).count());
+    let is_as_it_should_be = |path: &&PathStatus| path.entry.as_ref() == Some(&path.portal);
+    let unusable = || {
+        let unusable = paths.iter().filter(|path| left == 0 || !is_as_it_should_be(path));
+        let unusable =
+            unusable.map(|PathStatus { portal, entry, failure, .. }| match (entry, failure) {
+                (_, Some(error)) => format!("{portal}: {error}"),
+                (None, None) => format!("{portal} is not logged in yet"),
+                (Some(entry), None) if entry == portal => format!("{portal} is in standby"),
+                (Some(entry), None) => {
+                    format!("{portal} does not answer, {entry} is used in its place")
+                }
+            });
+        unusable.collect::<Vec<_>>().join("; ")
     };
-    if unit.status().usability() == Usability::OutOfService {
+    if unit.is_down() {
         let reason = format!(
             "is out of service: no path to {url} works ({}). It is served again when one works; after a changed \
              account or unit, run `sarsen volume reattach` for it",
-            lost()
+            unusable()
         );
         return VolumeHealth::OutOfService { reason };
     }
-    if paths.iter().all(|path| path.entry.is_some()) {
-        return VolumeHealth::Online;
-    }
-    let (count, left) = (paths.len(), paths.iter().filter(|path| path.entry.is_some()).count());
+    let working = paths.iter().filter(is_as_it_should_be).count();
     let reason = match left {
-        0 => format!("waits for a path to {url} ({})", lost()),
-        _ => format!("has {left} of {count} paths to {url} ({})", lost()),
+        0 => format!("waits for a path to {url} ({})", unusable()),
+        // Paths in standby are as they should be.
+        _ if working == count => return VolumeHealth::Online,
+        _ => format!("has {working} of {count} paths to {url} ({})", unusable()),
     };
     VolumeHealth::Degraded { reason }
 }
 
 impl StoreError {
-    fn remote(url: &str, source: SessionError) -> Self {
-        Self::RemoteUnit { url: url.to_owned(), problem: format!("cannot be used: {source}") }
+    /// Returns the error of a unit that an initiator of this name could not use.
+    fn remote(url: &str, initiator_name: &str, source: &SessionError) -> Self {
+        let hint = match source {
+            SessionError::CheckCondition(sense) if sense.asc == LOGICAL_UNIT_NOT_SUPPORTED => {
+                "; the target has no such LUN, or does not show it to this initiator"
+            }
+            _ => "",
+        };
+        let problem = format!("cannot be used by {initiator_name}: {source}{hint}");
+        Self::RemoteUnit { url: url.to_owned(), problem }
     }
 }

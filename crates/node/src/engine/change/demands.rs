@@ -1,6 +1,9 @@
 //! What a change needs from disks before it can be stored.
 
 use std::collections::HashSet;
+use std::sync::mpsc::channel;
+
+use sarsen_io::threads;
 
 use super::super::claims::{Claim, Mark, Stage, holdings, holdings_of_file};
 use super::super::diff::{VolumeSteps, data_place};
@@ -41,8 +44,9 @@ impl Prepared {
         let is_known =
             |pool: &PoolConfig| running.desired.pools.iter().any(|one| is_same_pool(one, pool));
         let missing = pools.filter(|pool| !self.engine.pools.is_open(pool));
-        demands.pools =
-            missing.map(|pool| (pool.clone(), self.is_managed_start || is_known(pool))).collect();
+        demands.pools = missing
+            .map(|pool| (pool.clone(), self.may_be_missing(pool) || is_known(pool)))
+            .collect();
         for stay in &volumes.stays {
             if let (Some(bytes), Some(volume)) = (stay.grows_to, running.volumes.get(&stay.running))
                 && volume.growth == Growth::None
@@ -82,7 +86,7 @@ impl Prepared {
         let mut thread = DiskThread::new(&engine.disk_permits);
         for (pool, may_be_missing) in demands.pools {
             // The start and its volumes report a pool that is missing; later changes do not wait for it.
-            if may_be_missing && !self.is_managed_start {
+            if may_be_missing && !self.is_start {
                 continue;
             }
             let hangs = || ChangeError::Hangs(Key::new(ObjectKind::Pool, &pool.name));
@@ -123,6 +127,8 @@ impl Prepared {
         }
         // A start does not wait for each volume of a disk that does not respond.
         let mut hung: HashSet<Disk> = HashSet::new();
+        // Nor for one remote volume after the other.
+        let mut remote = Vec::new();
         for plan in demands.opens {
             let config = plan.config.clone();
             let name = config.name.clone();
@@ -136,6 +142,15 @@ impl Prepared {
                 self.failed.insert(name, error.to_string());
                 continue;
             };
+            if self.is_start && is_remote(&plan) {
+                let (engine, (done, answer)) = (engine.clone(), channel());
+                let open = move || drop(done.send(Opening::open(&engine, &plan, claim)));
+                match threads::spawn("opening", open) {
+                    Ok(_) => remote.push((name, answer)),
+                    Err(error) => drop(self.failed.insert(name, error.to_string())),
+                }
+                continue;
+            }
             let opening = if hung.contains(&disk) {
                 Err(ChangeError::Hangs(Key::new(ObjectKind::Volume, &name)))
             } else if !disk.exists() {
@@ -154,7 +169,20 @@ impl Prepared {
                 Err(error) => return Err(error),
             }
         }
+        for (name, answer) in remote {
+            let hangs = || ChangeError::Hangs(Key::new(ObjectKind::Volume, &name)).to_string();
+            match answer.recv_timeout(OPEN_LIMIT) {
+                Ok(Ok(opening)) => drop(self.opened.insert(name, opening)),
+                Ok(Err(error)) => drop(self.failed.insert(name, error.to_string())),
+                Err(_) => drop(self.failed.insert(name.clone(), hangs())),
+            }
+        }
         Ok(())
+    }
+
+    /// Returns whether the server starts without a pool if it cannot be opened.
+    fn may_be_missing(&self, pool: &PoolConfig) -> bool {
+        self.is_managed_start || self.is_start && !pool.remotes().is_empty()
     }
 
     /// Returns whether a volume needs a file or an identity of which another change or an erasure decides.
@@ -202,4 +230,10 @@ fn refuse_shared_writer(
         return Err(not_opened(&config.name)(error).into());
     }
     Ok(())
+}
+
+/// Returns whether a volume needs another server.
+fn is_remote(plan: &OpenPlan) -> bool {
+    let pool = plan.pool.as_ref();
+    plan.config.remote.is_some() || pool.is_some_and(|(pool, _)| !pool.remotes().is_empty())
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sarsen_block::{BlockSize, Store};
 use sarsen_volume::{Aspect, Health, VolumeHealth};
 
-use crate::config::PoolConfig;
+use crate::config::{PoolConfig, without_secrets};
 use crate::model::remote_device;
 use crate::stores::file::{FileOptions, FileStore};
 use crate::stores::remote::{RemoteAccess, RemoteStore, RemoteUnit};
@@ -61,7 +61,10 @@ impl Device {
                 let (store, health) = RemoteStore::open(&unit, access)?;
                 Ok(Self::Remote(store, health))
             }
-            Some(Err(problem)) => Err(StoreError::unfit(path, format!("is no device: {problem}"))),
+            Some(Err(problem)) => {
+                let url = without_secrets(&path.display().to_string());
+                Err(StoreError::RemoteUnit { url, problem: format!("is no device: {problem}") })
+            }
             None => open_file(config, path, read_only).map(Self::File),
         }
     }

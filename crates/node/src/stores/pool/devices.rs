@@ -22,12 +22,13 @@ use super::device::Device;
 use super::failures::recovery;
 use super::{OpenPool, PoolMemory, failed, new_identifier};
 use crate::config::PoolConfig;
+use crate::model::is_same_device;
 use crate::schema::pools::PoolLoss;
 
 /// A device with requests of which none has ended for this time does not respond. A flush of much data takes some seconds.
 const SILENCE: Duration = Duration::from_secs(30);
 /// The same for a logical unit of another server to which no path works: it is known not to respond.
-const SILENCE_WITHOUT_PATH: Duration = Duration::from_secs(3);
+const SILENCE_WITHOUT_PATH: Duration = Duration::from_secs(5);
 /// The time after which a device that was left out is tried again. It doubles with each failed try.
 const FIRST_RETRY: Duration = Duration::from_secs(5);
 const LONGEST_RETRY: Duration = Duration::from_secs(3600);
@@ -151,6 +152,15 @@ impl NamedDevices {
             ..NamedDevice::new(path, opened)
         });
         Ok(Self(Mutex::new(named.collect())))
+    }
+
+    /// Notes the URLs that devices have now: another account, or further portals. They are used when a device is opened again.
+    pub(super) fn rename(&self, config: &PoolConfig) {
+        for one in self.0.lock().iter_mut().filter(|one| !config.devices.contains(&one.path)) {
+            if let Some(path) = config.devices.iter().find(|path| is_same_device(path, &one.path)) {
+                one.path.clone_from(path);
+            }
+        }
     }
 
     /// Returns the devices that are open, with their paths.
@@ -589,8 +599,10 @@ impl OpenPool {
     /// Refuses a configuration that does not name a device in use.
     pub(crate) fn check_devices(&self, desired: &PoolConfig) -> Result<(), StoreError> {
         let named = self.devices.0.lock();
-        let is_dropped =
-            |one: &&NamedDevice| one.identifier.is_some() && !desired.devices.contains(&one.path);
+        let is_dropped = |one: &&NamedDevice| {
+            let mut desired = desired.devices.iter();
+            one.identifier.is_some() && !desired.any(|path| is_same_device(path, &one.path))
+        };
         match named.iter().find(is_dropped) {
             None => Ok(()),
             Some(one) => Err(StoreError::PoolObjectInUse {

@@ -27,7 +27,7 @@ fn start_core(device: &Path) -> Result<Arc<Cores>, StoreError> {
 /// Returns what stores of remote units need. There are no accounts without a server.
 fn access_on(cores: &Arc<Cores>) -> RemoteAccess {
     let cores = StoreCores(Arc::downgrade(cores));
-    RemoteAccess { cores, machine: machine_identity(), accounts: Vec::new(), units: Arc::default() }
+    RemoteAccess { cores, machine: machine_identity(), accounts: Arc::default() }
 }
 
 /// Creates a pool on devices that are empty, or with `force` on any.
