@@ -123,7 +123,7 @@ pub(crate) struct Create {
     #[arg(long, value_name = "POOL")]
     pool: Option<String>,
     /// The logical unit of another server that the volume is, with each portal as a path:
-    /// iscsi://[ACCOUNT@]HOST[:PORT][,HOST[:PORT]...]/TARGET/LUN. An account of this server has the secret. Only this server
+    /// `iscsi://[ACCOUNT@]HOST[:PORT][,HOST[:PORT]...]/TARGET/LUN`. An account of this server has the secret. Only this server
     /// may write to the unit.
     #[arg(long, value_name = "URL", conflicts_with_all = ["pool", "path", "size", "block_size", "encrypted"])]
     // Parsed later: an error of clap repeats the text, which may have a secret.

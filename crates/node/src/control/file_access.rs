@@ -22,7 +22,8 @@ fn of_object(object: &Object) -> Named<'_> {
         Object::Pool(pool) => {
             return pool.devices.iter().map(|path| ("devices", path.as_os_str())).collect();
         }
-        Object::Volume(Volume { path, state, image, remote, .. }) => {
+        Object::Volume(volume) => {
+            let Volume { path, state, image, remote, .. } = &**volume;
             vec![
                 ("remote", remote.as_deref().map(|url| OsStr::new(url.as_str()))),
                 ("path", value(path)),

@@ -68,7 +68,7 @@ impl Compiler {
                 }
                 Object::Volume(volume) => {
                     check_paths(volume).map_err(|error| error.of(key.clone()))?;
-                    config.volumes.push(volume.clone());
+                    config.volumes.push((**volume).clone());
                 }
                 Object::Target(target) => config.targets.push(target.clone()),
                 Object::Discovery(discovery) => config.discovery = discovery.clone(),

@@ -467,7 +467,7 @@ mod tests {
 
     fn volume(objects: &Objects, name: &str) -> Volume {
         match &*objects[&Key::new(ObjectKind::Volume, name)] {
-            Object::Volume(volume) => volume.clone(),
+            Object::Volume(volume) => (**volume).clone(),
             other => panic!("{other:?} is no volume"),
         }
     }
@@ -522,7 +522,8 @@ mod tests {
     fn missing_and_existing_names_are_reported() {
         let mut objects = begun();
         let key = |name| Key::new(ObjectKind::Volume, name);
-        let add = Edit::Add(Object::Volume(Volume { name: "a".into(), ..Volume::default() }));
+        let add =
+            Edit::Add(Object::Volume(Volume { name: "a".into(), ..Volume::default() }.into()));
         let x = Account { name: "x".into(), ..Account::default() };
         for (edit, reported) in [
             (Edit::Remove(key("b")), "there is no volume b"),

@@ -282,7 +282,7 @@ mod tests {
         fs::create_dir(place("gone.img.state")).expect("made");
         let path = Some(place(".").join("kept.img"));
         let volume = Volume { name: "kept".into(), path, ..Volume::default() };
-        let object = Object::Volume(volume);
+        let object = Object::Volume(volume.into());
         let objects = Objects::from([(object.key(), Arc::new(object))]);
         let open = fs::File::open(place("open.img")).expect("opened");
         assert!(lock_within(&open, true, Duration::ZERO).expect("locked"));

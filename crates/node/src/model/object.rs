@@ -111,7 +111,7 @@ pub enum Object {
     Account(Account),
     Host(Host),
     Pool(Pool),
-    Volume(Volume),
+    Volume(Box<Volume>),
     Target(Target),
     Discovery(Discovery),
     Limits(Limits),
@@ -159,7 +159,7 @@ impl Object {
             ObjectKind::Pool => Self::Pool(from_json(text)?),
             ObjectKind::Volume => {
                 let volume: Volume = from_json(text)?;
-                Self::Volume(volume.with_implied_store())
+                Self::Volume(volume.with_implied_store().into())
             }
             ObjectKind::Target => Self::Target(from_json(text)?),
             ObjectKind::Discovery => Self::Discovery(from_json(text)?),
@@ -229,7 +229,7 @@ impl Document {
         let things = things.chain(host.into_iter().map(Object::Host));
         let things = things.chain(pool.into_iter().map(Object::Pool));
         let volume = volume.into_iter().map(Volume::with_implied_store);
-        let things = things.chain(volume.map(Object::Volume));
+        let things = things.chain(volume.map(|volume| Object::Volume(volume.into())));
         let things = things.chain(target.into_iter().map(Object::Target));
         things.chain(discovery.map(Object::Discovery)).chain(limits.map(Object::Limits))
     }
@@ -243,7 +243,7 @@ impl Document {
                 Object::Account(account) => document.account.push(account),
                 Object::Host(host) => document.host.push(host),
                 Object::Pool(pool) => document.pool.push(pool),
-                Object::Volume(volume) => document.volume.push(volume),
+                Object::Volume(volume) => document.volume.push(*volume),
                 Object::Target(target) => document.target.push(target),
                 Object::Discovery(discovery) => document.discovery = Some(discovery),
                 Object::Limits(limits) => document.limits = Some(limits),
