@@ -132,10 +132,11 @@ async fn check(unit: &Unit, round: u8) -> Result<()> {
 #[test]
 fn a_server_that_dies_and_returns_is_waited_for() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let path = folder.path().join("far.img");
-    let far = || [Volume::new("far", Backing::File(path.clone()), MIB)];
+    // No other proof has a volume of this name: servers without a state give volumes of one name one identifier.
+    let path = folder.path().join("mortal.img");
+    let far = || [Volume::new("mortal", Backing::File(path.clone()), MIB)];
     let mut serving = Serving::start(&far())?;
-    let url = serving.url("far").clone();
+    let url = serving.url("mortal").clone();
     let remote = Volume::new("near", Backing::Remote(url.to_string()), MIB);
     let gateway = Serving::start(&[remote])?;
     for round in 1..8 {
@@ -161,7 +162,7 @@ fn a_server_that_dies_and_returns_is_waited_for() -> Result<()> {
         .with_context(|| format!("round {round}; {}", gateway.log()))?;
     }
     gateway.stop()?;
-    run(async { check(&client::unit(&serving, "far").await?, 7).await })
+    run(async { check(&client::unit(&serving, "mortal").await?, 7).await })
 }
 
 /// A gateway with a state, before a server with one.

@@ -36,6 +36,10 @@ const EXAMPLES: &[(&str, &[Example])] = &[
                 "sarsen volume create vm1 100GiB --pool tank --snapshot-schedule hourly=24,daily=7 --export",
             ),
             (
+                "Serve a logical unit of an array, over two paths",
+                "sarsen volume create fast --export --remote iscsi://192.0.2.1,192.0.2.2/iqn.2001-04.com.example:array/0",
+            ),
+            (
                 "Create a volume whose data is on two disks",
                 "sarsen volume create vm2 100GiB --pool tank --mirror 2 --export",
             ),
@@ -199,6 +203,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
             ("Add to the size", "sarsen volume resize data +5GiB"),
         ],
     ),
+    ("volume paths", &[("Show the paths of a remote volume", "sarsen volume paths fast")]),
     ("volume usage", &[("Show what a volume takes of its pool", "sarsen volume usage vm1")]),
     (
         "volume reattach",

@@ -122,9 +122,9 @@ pub(crate) struct Create {
     /// The pool from which the volume gets its space: see `sarsen pool list`.
     #[arg(long, value_name = "POOL")]
     pool: Option<String>,
-    /// The logical unit of another server that the volume is, with each portal as a path:
-    /// `iscsi://[ACCOUNT@]HOST[:PORT][,HOST[:PORT]...]/TARGET/LUN`. An account of this server has the secret. Only this server
-    /// may write to the unit.
+    /// The logical unit of another server that the volume is: `iscsi://[ACCOUNT@]HOST[:PORT]/TARGET/LUN`. Further portals may
+    /// follow the first one after commas; each is a path. ACCOUNT is an account of this server, which has the secret. Only this
+    /// server may write to the unit.
     #[arg(long, value_name = "URL", conflicts_with_all = ["pool", "path", "size", "block_size", "encrypted"])]
     // Parsed later: an error of clap repeats the text, which may have a secret.
     remote: Option<String>,
