@@ -2,18 +2,22 @@
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, ensure};
 use sarsen_block::{
-    BlockError, Buffer, Durability, Extent, InvalidRequest, Io, Store, conformance,
+    BlockError, Buffer, Durability, Extent, InvalidRequest, Io, Layer, Reply, Request, Store,
+    conformance,
 };
-use sarsen_initiator::{IscsiStore, Session, SessionOptions, Unit};
+use sarsen_initiator::{Command, IscsiStore, Session, SessionOptions, TransferRequest, Unit};
 use sarsen_io::cores::{FileEngine, block_on};
 use sarsen_io::threads;
 use sarsen_node::Server;
 use sarsen_node::config::{Config, TargetConfig, parse_portal, parse_volume};
 use sarsen_proof::serving::pool_in;
 use sarsen_proof::{Backing, Serving, Volume};
+use sarsen_wire::scsi::mode::PAGE_CACHING;
+use sarsen_wire::scsi::opcode;
 
 use crate::client::{LIMIT, run, url};
 
@@ -154,6 +158,88 @@ fn a_store_whose_target_does_not_return_is_out_of_service() -> Result<()> {
             ensure!(matches!(error, Some(BlockError::Unreachable(_))), "{error:?}");
         }
         ensure!(store.is_down(), "there is no path");
+        Ok(())
+    })
+}
+
+/// Remembers whether the store below has data that was not flushed.
+struct Watched {
+    inner: Arc<dyn Store>,
+    has_unflushed: Arc<AtomicBool>,
+}
+
+impl Layer for Watched {
+    fn inner(&self) -> &Arc<dyn Store> {
+        &self.inner
+    }
+
+    fn handle<T: 'static>(
+        &self,
+        request: Request,
+        submit: impl FnOnce(&dyn Store) -> Reply<T> + 'static,
+    ) -> Reply<T> {
+        match request {
+            Request::Write { durability: Durability::Volatile, .. }
+            | Request::WriteZeroes { durability: Durability::Volatile, .. } => {
+                self.has_unflushed.store(true, Ordering::Release);
+            }
+            Request::Flush => self.has_unflushed.store(false, Ordering::Release),
+            _ => {}
+        }
+        submit(&*self.inner)
+    }
+}
+
+/// Sets WCE of the caching mode page by MODE SELECT(6).
+async fn set_write_cache(unit: &Unit, enabled: bool) -> Result<()> {
+    let mut list = [0; 24];
+    (list[4], list[5]) = (PAGE_CACHING, 18);
+    list[6] = u8::from(enabled) << 2;
+    let cdb = [opcode::MODE_SELECT_6, 0x10, 0, 0, list.len() as u8, 0];
+    let data = TransferRequest::Write(Buffer::copy_of(&list));
+    unit.command(Command::new(&cdb, data)).await?;
+    Ok(())
+}
+
+/// A store that reports no volatile cache is never flushed by its callers. Its writes stay durable if the unit gets a cache later.
+#[test]
+fn writes_of_a_store_without_a_cache_are_durable_when_the_unit_gets_one() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let has_unflushed = Arc::<AtomicBool>::default();
+    let watched = has_unflushed.clone();
+    run(async {
+        let volume = format!("disk=file:{},size=1MiB", folder.path().join("disk").display());
+        let config = Config {
+            listen: vec![parse_portal("127.0.0.1:0").map_err(anyhow::Error::msg)?],
+            cores: NonZeroUsize::new(1),
+            volumes: vec![parse_volume(&volume)?],
+            ..Config::default()
+        };
+        let server = Server::start_layered(config.finish()?, move |_, inner| {
+            Arc::new(Watched { inner, has_unflushed: watched.clone() })
+        })?;
+        let url = server.exports()[0].urls[0].parse()?;
+        let unit = Unit::connect(&url, &SessionOptions::default()).await?;
+        set_write_cache(&unit, false).await?;
+        let store = IscsiStore::connect(&url, &options()).await?;
+        ensure!(!store.characteristics().volatile_cache, "its cache is off");
+        let is_durable = || !has_unflushed.load(Ordering::Acquire);
+        let extent = Extent::new(0, 1);
+        for enabled in [false, true, false, true] {
+            set_write_cache(&unit, enabled).await?;
+            for round in 0..3 {
+                let data = Buffer::copy_of(&[round; 512]);
+                store.write(extent, data.into(), Durability::Volatile).wait().await?;
+                ensure!(is_durable(), "write {round}, WCE {enabled}");
+                store.write_zeroes(extent, Durability::Volatile).wait().await?;
+                ensure!(is_durable(), "zeroes {round}, WCE {enabled}");
+            }
+        }
+        unit.write(0, Buffer::zeroed(512), false).await?;
+        ensure!(!is_durable(), "the check can fail");
+        store.logout().await?;
+        unit.logout().await?;
+        ensure!(server.shutdown(LIMIT).await, "the server did not end in order");
         Ok(())
     })
 }

@@ -207,10 +207,10 @@ impl Inner {
         Ok(whole.map_or_else(Data::empty, Data::Buffer))
     }
 
-    /// Returns whether a durable write is durable by FUA, and whether a flush must follow it.
-    fn durability(&self, durability: Durability) -> (bool, bool) {
-        let durable = durability == Durability::Durable && self.volatile_cache;
-        (durable && self.fua, durable && !self.fua)
+    /// Returns whether a write must be on stable storage when it is answered. If the unit had no volatile cache when the store was
+    /// connected, callers rely on that, even if the unit has one by now.
+    fn must_be_durable(&self, durability: Durability) -> bool {
+        durability == Durability::Durable || !self.volatile_cache
     }
 
     async fn write(
@@ -219,7 +219,8 @@ impl Inner {
         data: Payload,
         durability: Durability,
     ) -> Result<(), BlockError> {
-        let (fua, flush) = self.durability(durability);
+        let must_be_durable = self.must_be_durable(durability);
+        let fua = must_be_durable && self.fua && !self.paths.is_write_through();
         let failed = |error| block_error(error, extent, Direction::Write);
         let mut pieces = self.pieces(extent);
         match (pieces.next(), pieces.next()) {
@@ -237,7 +238,11 @@ impl Inner {
                 }
             }
         }
-        if flush { self.flush().await } else { Ok(()) }
+        // The unit may have reported a cache meanwhile.
+        if must_be_durable && !fua && !self.paths.is_write_through() {
+            self.flush().await?;
+        }
+        Ok(())
     }
 
     async fn flush(&self) -> Result<(), BlockError> {
@@ -285,7 +290,8 @@ impl Inner {
             self.paths.write(lba, zeroes, false).await.map_err(failed)?;
         }
         // WRITE SAME has no FUA.
-        if durability == Durability::Durable && self.volatile_cache && extent.block_count > 0 {
+        let must_be_durable = self.must_be_durable(durability) && extent.block_count > 0;
+        if must_be_durable && !self.paths.is_write_through() {
             self.flush().await?;
         }
         Ok(())

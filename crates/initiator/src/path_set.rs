@@ -229,6 +229,11 @@ impl PathSet {
         !self.core.unflushed.is_empty()
     }
 
+    /// Returns whether the unit brings each write to stable storage before it answers, as far as that is known now.
+    pub(crate) fn is_write_through(&self) -> bool {
+        self.core.unflushed.is_write_through()
+    }
+
     /// Returns the status of each path, in the order of the portals.
     pub(crate) fn paths(&self) -> Vec<PathStatus> {
         let choices = self.core.choices.lock();
