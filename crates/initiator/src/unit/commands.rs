@@ -114,7 +114,9 @@ impl Unit {
                 _ => return Err(error),
             },
         };
-        if capacity.block_length == 0 {
+        // No file has offsets beyond this (off_t).
+        let most = i64::MAX as u64;
+        if capacity.block_length == 0 || capacity.blocks > most / u64::from(capacity.block_length) {
             return Err(SessionError::MalformedAnswer { command: "READ CAPACITY" });
         }
         *self.capacity.lock() = capacity;
