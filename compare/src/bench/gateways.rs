@@ -1,21 +1,18 @@
 //! Gateways: volumes of the program that are units of this program, tgt and istgt, compared with these units themselves; and the
 //! stripes of a pool over several servers, each with a limited bandwidth, compared with one of them.
 
-use std::env::temp_dir;
 use std::path::Path;
 use std::process::Command;
-use std::slice;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use sarsen_lab::load::Endpoint;
-use sarsen_lab::target_under_test::{Medium, Running, TargetUnderTest, VolumeSpec};
-use sarsen_node::stores::CacheMode;
+use sarsen_lab::target_under_test::Running;
 use sarsen_proof::process;
 
 use super::Options;
 use super::targets_under_test::{
-    Field, ISTGT, MeasureMode, Participant, SARSEN, TGT, loopback, serve,
+    Field, ISTGT, MeasureMode, Participant, TGT, VOLUME, beside_peers, serve,
 };
 
 pub(super) const GATEWAY: &str = "sarsen before sarsen";
@@ -24,7 +21,6 @@ pub(super) const GATEWAY_TO_ISTGT: &str = "sarsen before istgt";
 pub(super) const ONE_SERVER: &str = "one limited server";
 pub(super) const STRIPES: &str = "stripes over four of them";
 
-const VOLUME: &str = "bench";
 const BYTE_COUNT: u64 = 256 << 20;
 /// Servers below the stripes, and the bandwidth of each.
 const SERVERS: usize = 4;
@@ -33,39 +29,29 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// Starts all of them.
 pub(super) fn start(program: &Path, options: &Options) -> Result<Field> {
-    let mut field = Field::default();
-    for (target, name, gateway, peer) in [
-        (TargetUnderTest::Sarsen, SARSEN, GATEWAY, None),
-        (TargetUnderTest::Tgt, TGT, GATEWAY_TO_TGT, Some("tgtd")),
-        (TargetUnderTest::Istgt, ISTGT, GATEWAY_TO_ISTGT, Some("istgt")),
-    ] {
-        let is_missing = |peer: &str| process::find(Path::new(peer)).is_none();
-        if !options.takes(name) || peer.is_some_and(is_missing) {
-            eprintln!("{name} is left out");
-            continue;
-        }
-        let volume = VolumeSpec {
-            name: VOLUME.into(),
-            medium: Medium::Ram,
-            bytes: BYTE_COUNT,
-            cache: CacheMode::WriteBack,
-            striping: None,
-        };
-        let volumes = slice::from_ref(&volume);
-        let far = target.start_beside(program, &loopback(), volumes, &temp_dir())?;
-        let direct = Participant::of(name, &far, VOLUME)?;
-        let argument = format!("{VOLUME}=remote:{}", url(&direct)?);
+    let mut field = beside_peers(program, options)?;
+    let mut behind = Vec::new();
+    for direct in &field.entrants {
+        let argument = format!("{VOLUME}=remote:{}", url(direct)?);
         let near = serve(program, &["--volume".into(), argument])?;
-        let behind = Participant::of(gateway, &near, VOLUME)?;
-        let is_peer = peer.is_some();
-        field.entrants.push(Participant { is_empty: true, is_peer, ..direct });
-        field.entrants.push(Participant { is_peer, ..behind });
-        field.running.extend([near, far]);
+        let gateway = Participant::of(gateway(&direct.name), &near, VOLUME)?;
+        behind.push(Participant { is_peer: direct.is_peer, ..gateway });
+        field.running.push(near);
     }
+    field.entrants.extend(behind);
     if options.takes(STRIPES) {
         stripes(program, &mut field)?;
     }
     Ok(field)
+}
+
+/// Returns the name of the gateway before a target.
+fn gateway(target: &str) -> &'static str {
+    match target {
+        TGT => GATEWAY_TO_TGT,
+        ISTGT => GATEWAY_TO_ISTGT,
+        _ => GATEWAY,
+    }
 }
 
 fn url(participant: &Participant) -> Result<String> {

@@ -43,7 +43,7 @@ pub(super) const LUNS_MANY: &str = "sarsen, 1,000 units";
 pub(super) const IDLE_ONE: &str = "sarsen, 1 idle";
 pub(super) const IDLE_MANY: &str = "sarsen, 1,000 idle";
 
-const VOLUME: &str = "bench";
+pub(super) const VOLUME: &str = "bench";
 const BYTE_COUNT: u64 = 1 << 30;
 /// Number of units in a group of many.
 const MANY: usize = 1000;
@@ -223,7 +223,7 @@ fn slow_wake_ups(options: &Options) -> Result<Field> {
 }
 
 /// Starts this project's program, and the other targets that are installed.
-fn beside_peers(program: &Path, options: &Options) -> Result<Field> {
+pub(super) fn beside_peers(program: &Path, options: &Options) -> Result<Field> {
     let volume = VolumeSpec {
         name: VOLUME.into(),
         medium: Medium::Ram,
