@@ -206,7 +206,7 @@ impl Chain {
         let url = format!("iscsi://{}/iqn.2026-11.io.sarsen:gw/0", self.gateway.portal()?);
         run(async {
             let unit = Unit::connect(&url.parse()?, &Default::default()).await?;
-            // A gateway that nobody uses does not ask for the size.
+            // If the far server sends no message, the gateway learns the size with the next command.
             let _ = unit.read(0, 1).await;
             let capacity = unit.read_capacity().await?;
             Ok(capacity.blocks * u64::from(capacity.block_length))
