@@ -6,9 +6,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 
 use sarsen_block::layers::{EncryptedStore, KEY_BYTES, Key, KeyStore};
 use sarsen_block::{Allocation, BlockError, Extent, InvalidRequest, Io, Store};
@@ -17,6 +15,7 @@ use sarsen_scsi::{MetadataKind, MetadataStore};
 use tracing::info;
 
 use super::StoreError;
+use super::on_cores::{now, ready};
 use crate::config::VolumeConfig;
 
 /// Number of bytes in one read, when a volume without a key is checked for data.
@@ -176,18 +175,6 @@ fn holds_data(store: &dyn Store) -> Result<bool, BlockError> {
 
 fn now_or_failed<T>(answer: Io<Result<T, BlockError>>) -> Result<T, BlockError> {
     ready(answer).unwrap_or(Err(BlockError::Invalid(InvalidRequest::Unsupported)))
-}
-
-pub(super) fn now<T>(answer: Io<io::Result<T>>) -> io::Result<T> {
-    ready(answer).unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into()))
-}
-
-/// Returns the answer of a store or metadata store on a thread that is not a core, where each answer is ready at once.
-fn ready<T>(answer: Io<T>) -> Option<T> {
-    match pin!(answer.wait()).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(value) => Some(value),
-        Poll::Pending => None,
-    }
 }
 
 #[cfg(test)]

@@ -393,7 +393,8 @@ pub(crate) fn open(
             let (Foundation::Remote(access), Some(unit)) =
                 (foundation, RemoteUnit::of_volume(volume))
             else {
-                return Err(StoreError::ServerEnds);
+                let problem = "a remote volume is opened with the accounts of a server".to_owned();
+                return Err(StoreError::RemoteUnit { url: volume.name.clone(), problem });
             };
             let (remote, health) = RemoteStore::open(&unit, access)?;
             let store = plant(volume, remote.clone())?;

@@ -1,7 +1,11 @@
 //! Operations of stores that run on a core, and their callers, which are other threads.
 
+use std::io;
+use std::pin::pin;
 use std::sync::{Weak, mpsc};
+use std::task::{Context, Poll, Waker};
 
+use sarsen_block::Io;
 use sarsen_io::cores::Cores;
 use tokio::sync::oneshot;
 
@@ -67,4 +71,17 @@ impl StoreCores {
         drop(cores);
         answer.recv().unwrap_or(Err(StoreError::ServerEnds))
     }
+}
+
+/// Returns the answer of a store or metadata store on a thread that is not a core, where the answers of files are ready at once.
+pub(super) fn ready<T>(answer: Io<T>) -> Option<T> {
+    match pin!(answer.wait()).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => None,
+    }
+}
+
+/// The same for an answer that may be an error.
+pub(super) fn now<T>(answer: Io<io::Result<T>>) -> io::Result<T> {
+    ready(answer).unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into()))
 }

@@ -18,7 +18,7 @@ use sarsen_wire::iscsi::Isid;
 use sha2::{Digest as _, Sha256};
 use tracing::warn;
 
-use super::encrypted::now;
+use super::on_cores::now;
 use super::{MarkRule, OpenMode, StoreCores, StoreError};
 use crate::config::{AccountConfig, VolumeConfig};
 use crate::model::{PathWait, RemoteUrl};
