@@ -1,5 +1,6 @@
-//! Checks which files of the server's machine, and which other servers, a change may name. A client that names files reads and writes
-//! every file that the server can open, and one that names servers reaches all that the server's machine reaches. So only the server's owner may name them, at the control socket or with the token.
+//! Checks which files of the server's machine, and which other servers, a change may name. A client that names files
+//! reads and writes every file that the server can open, and one that names servers reaches all that the server's
+//! machine reaches. So only the server's owner may name them, at the control socket or with the token.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -96,8 +97,8 @@ pub(super) fn check(edits: &[Edit], current: &Objects) -> Result<(), ApiError> {
 
 fn refused(field: &str) -> ApiError {
     let message = format!(
-        "{field}: requests without a token cannot name files and variables of the server, nor other servers: use the control socket, as \
-         `sarsen` does, or give the API a token-file; a volume without a path is in the state folder"
+        "{field}: requests without a token cannot name files and variables of the server, nor other servers: use the \
+         control socket, as `sarsen` does, or give the API a token-file; a volume without a path is in the state folder"
     );
     ApiError::forbidden_field(field, message)
 }

@@ -331,7 +331,8 @@ impl Prepared {
             let (_, volumes, ..) = self.volume_steps(&running, &self.desired)?;
             let store = |name: &String| {
                 let volume = running.volumes.get(name)?;
-                let is_due = !volume.backing.has_nothing_to_flush();
+                let remote = volume.backing.remote.as_ref();
+                let is_due = remote.is_none_or(|remote| !remote.has_nothing_to_flush());
                 is_due.then(|| (name.clone(), volume.store.clone()))
             };
             volumes.closes_first.iter().filter_map(store).collect()

@@ -448,14 +448,18 @@ pub(super) fn close(closings: Vec<Closing>, cores: Weak<Cores>, permits: Arc<Dis
             let Closing { volume, claim, is_unflushed, erasure, part, reports } = closing;
             let Volume { config, unit, store, backing, ended, .. } = volume;
             let identity = backing.file.as_ref().map(|file| file.identity());
-            let has_nothing_to_flush = backing.has_nothing_to_flush();
+            let remote = backing.remote.clone();
             drop((unit, backing));
             // The unit's end drops the sender.
             let _ = ended.await;
             let name = config.name;
-            let is_flushed = has_nothing_to_flush
-                || flush(&cores, vec![(name.clone(), store.clone())], None).await;
-            drop(store);
+            // Until the end, requests may have written.
+            let is_flushed = if remote.is_some_and(|remote| remote.has_nothing_to_flush()) {
+                drop(store);
+                true
+            } else {
+                flush(&cores, vec![(name.clone(), store)], None).await
+            };
             match is_unflushed {
                 Some(failed) if !is_flushed => failed.store(true, Ordering::Release),
                 // A volume that takes the file later would read what the disk has, and the lost writes would be

@@ -42,13 +42,6 @@ pub(crate) struct Backing {
     pub(crate) remote: Option<Arc<RemoteStore>>,
 }
 
-impl Backing {
-    /// Returns whether a flush that fails loses nothing.
-    pub(crate) fn has_nothing_to_flush(&self) -> bool {
-        self.remote.as_ref().is_some_and(|remote| remote.has_nothing_to_flush())
-    }
-}
-
 /// An open volume.
 pub(crate) struct Volume {
     pub(crate) config: VolumeConfig,
