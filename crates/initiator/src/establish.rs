@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +26,9 @@ use crate::url::Portal;
 const REDIRECTION_LIMIT: u32 = 4;
 /// How much later than the first portal the others are tried.
 const OTHER_PORTAL_DELAY: Duration = Duration::from_millis(20);
+
+/// Connecting begins anew after this part of the time limit of a login.
+const CONNECT_PART: u32 = 8;
 
 /// Starts the task that serves the first connection of a login that began at a portal.
 pub(crate) fn spawn(
@@ -88,7 +92,7 @@ pub(crate) async fn establish(
         let mut login = options.login(target);
         login.authentication = identity.map(|identity| identity.authentication(&algorithms));
         let mut reached = portals[0].clone();
-        let attempt = attempt(&portals, &mut reached, login, options.silence_limit);
+        let attempt = attempt(&portals, &mut reached, login, options);
         let result = in_time(&portals[0], options.answer_limit, attempt).await;
         let entry = &*entry.get_or_insert_with(|| reached.clone());
         match result {
@@ -130,13 +134,13 @@ async fn attempt(
     portals: &[Portal],
     reached: &mut Portal,
     login: LoginOptions,
-    silence_limit: Option<Duration>,
+    options: &SessionOptions,
 ) -> Result<(Link, Machine, LoginTimes), SessionError> {
     let begun = time::now();
-    let (portal, stream) = reach(portals).await?;
+    let (portal, stream) = reach(portals, options.answer_limit / CONNECT_PART).await?;
     *reached = portal;
     let connected = time::now();
-    let mut link = Link::new(stream, LEADING, silence_limit);
+    let mut link = Link::new(stream, LEADING, options.silence_limit);
     let (machine, secure) = link.log_in(login).await.map_err(|error| refusal(reached, error))?;
     let times = LoginTimes {
         connect: connected - begun,
@@ -146,15 +150,16 @@ async fn attempt(
     Ok((link, machine, times))
 }
 
-/// Connects to the first of the portals that answers. The others are tried a little later than the first.
-async fn reach(portals: &[Portal]) -> Result<(Portal, Stream), SessionError> {
+/// Connects to the first of the portals that answers. The others are tried a little later than the first, and each of them
+/// anew after each `pause`.
+async fn reach(portals: &[Portal], pause: Duration) -> Result<(Portal, Stream), SessionError> {
     let attempt = |(place, portal): (usize, &Portal)| {
         let portal = portal.clone();
         async move {
             if place > 0 {
                 time::sleep_until(time::now() + OTHER_PORTAL_DELAY).await;
             }
-            let stream = dial(&portal).await?;
+            let stream = encrypt(&portal, connect_soon(&portal, pause).await?).await?;
             Ok((portal, stream))
         }
     };
@@ -170,6 +175,26 @@ async fn reach(portals: &[Portal]) -> Result<(Portal, Stream), SessionError> {
 }
 
 pub(crate) async fn dial(portal: &Portal) -> Result<Stream, SessionError> {
+    encrypt(portal, connect(portal).await?).await
+}
+
+/// Connects, and begins a second attempt after each `pause`: to a machine that returns meanwhile, TCP alone would repeat its first
+/// packet only after a second or more.
+async fn connect_soon(portal: &Portal, pause: Duration) -> Result<Stream, SessionError> {
+    // On a long way, the first attempt may need all of the time.
+    let mut first = pin!(connect(portal));
+    let mut latest: Pin<Box<dyn Future<Output = _> + '_>> = Box::pin(std::future::pending());
+    loop {
+        tokio::select! {
+            biased;
+            connected = &mut first => return connected,
+            connected = &mut latest => return connected,
+            () = time::sleep_until(time::now() + pause) => latest = Box::pin(connect(portal)),
+        }
+    }
+}
+
+async fn connect(portal: &Portal) -> Result<Stream, SessionError> {
     let failed = |source: io::Error| SessionError::Connect {
         portal: portal.clone(),
         source: Arc::new(source),
@@ -181,7 +206,7 @@ pub(crate) async fn dial(portal: &Portal) -> Result<Stream, SessionError> {
     let mut last = io::ErrorKind::AddrNotAvailable.into();
     for address in addresses {
         match Stream::connect(address).await {
-            Ok(stream) => return encrypt(portal, stream).await,
+            Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }
     }

@@ -383,22 +383,8 @@ impl PathSet {
         loop {
             let flushable = core.unflushed.flushable();
             let (completion, instance) = core.carry_out(&command, Repetition::Read).await?;
-            match good(completion) {
-                // The unit may have been reset between the writes and the flush.
-                Ok(_) if instance.has_lost_cache() => {}
-                Ok(_) => {
-                    core.unflushed.forget(&flushable);
-                    return Ok(());
-                }
-                // A unit without the command has no cache.
-                Err(SessionError::CheckCondition(sense))
-                    if (sense.key, sense.asc)
-                        == (SenseKey::IllegalRequest, INVALID_OPERATION_CODE) =>
-                {
-                    core.unflushed.set_write_through(true);
-                    return Ok(());
-                }
-                Err(error) => return Err(error),
+            if core.note_flush(completion, &instance, &flushable)? {
+                return Ok(());
             }
         }
     }
@@ -582,6 +568,31 @@ impl Core {
             biased;
             next = unit.session().next_instance(instance) => next.map(drop),
             () = time::sleep_until(self.deadline()) => Err(lost),
+        }
+    }
+
+    /// Notes the answer to a flush of these kept writes. Returns whether they are on stable storage.
+    fn note_flush(
+        &self,
+        completion: Completion,
+        instance: &Instance,
+        flushed: &[u64],
+    ) -> Result<bool, SessionError> {
+        match good(completion) {
+            // The unit may have been reset between the writes and the flush.
+            Ok(_) if instance.has_lost_cache() => Ok(false),
+            Ok(_) => {
+                self.unflushed.forget(flushed);
+                Ok(true)
+            }
+            // A unit without the command has no cache.
+            Err(SessionError::CheckCondition(sense))
+                if (sense.key, sense.asc) == (SenseKey::IllegalRequest, INVALID_OPERATION_CODE) =>
+            {
+                self.unflushed.set_write_through(true);
+                Ok(true)
+            }
+            Err(error) => Err(error),
         }
     }
 

@@ -4,21 +4,24 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use sarsen_io::time;
 use sarsen_wire::iscsi::Isid;
 use sarsen_wire::scsi::opcode;
 use tokio::task::JoinHandle;
 
-use super::replay::Answer;
+use super::replay::{Answer, VolatileWrite, independent};
 use super::{Core, Fingerprint, Path};
 use crate::connections::{FIRST_PAUSE, LONGEST_PAUSE};
-use crate::error::{Sense, SenseKey, SessionError};
+use crate::error::{Sense, SenseKey, SessionError, is_busy};
 use crate::establish::{dial, in_time};
 use crate::instance::{Instance, lost};
 use crate::options::SessionOptions;
 use crate::session::Session;
-use crate::unit::{Access, AccessState, Capacity, Command, TransferRequest, Unit, good, prepare};
+use crate::unit::{
+    Access, AccessState, Capacity, Command, TransferRequest, Unit, commands, good, prepare,
+};
 use crate::url::{Portal, Url};
 
 /// How often the access of a unit is asked for while it is not active on a path.
@@ -30,6 +33,9 @@ const LONGEST_RETURN: Duration = Duration::from_secs(60);
 /// The constants of the hash FNV-1a.
 const FNV_BASIS: u32 = 0x811c_9dc5;
 const FNV_PRIME: u32 = 0x0100_0193;
+
+/// How long writing kept writes again lasts until they are flushed.
+const FLUSH_PAUSE: Duration = Duration::from_millis(100);
 
 /// How long the first unit that is recognised may wait for that of the first path.
 const PRECEDENCE: Duration = Duration::from_secs(1);
@@ -266,22 +272,65 @@ impl Core {
         }
     }
 
-    /// Writes the kept writes again.
+    /// Writes the kept writes again: those to different blocks at the same time, those to the same blocks in their order. If that
+    /// takes long, flushes meanwhile, so that the next attempt begins after these writes.
     async fn write_again(&self, unit: &Unit, instance: &Instance) -> Result<(), SessionError> {
         let writes = self.unflushed.sent();
         let count = writes.len();
         tracing::info!(portal = %instance.entry, count, "writing kept writes again");
-        for (number, write) in writes {
-            match good(unit.carry_out_attentively(instance, &write.command).await?) {
-                Ok(_) => {}
-                Err(error) if error.is_transient() || matches!(write.answer, Answer::Good) => {
-                    return Err(error);
-                }
-                // Its caller repeats it, and gets an answer of its own.
-                Err(_) if matches!(write.answer, Answer::Awaited) => {}
-                Err(_) => self.unflushed.forget(&[number]),
+        let mut flushed_at = time::now();
+        let mut rest = &writes[..];
+        while !rest.is_empty() {
+            let (together, later) = rest.split_at(independent(rest));
+            let send = async |write: &VolatileWrite| {
+                unit.carry_out_attentively(instance, &write.command).await
+            };
+            let answers = join_all(together.iter().map(|(_, write)| send(write))).await;
+            // Whatever else has failed, a write without an answer may still be carried out.
+            let mut failures = answers.iter().filter_map(|answer| answer.as_ref().err());
+            if let Some(lost) = failures.find(|error| error.is_connection_lost()) {
+                return Err(lost.clone());
             }
+            for ((number, write), answer) in together.iter().zip(answers) {
+                let mut completion = answer?;
+                if is_busy(&completion) {
+                    // The unit has no room for so many commands.
+                    completion = send(write).await?;
+                }
+                match good(completion) {
+                    Ok(_) => {}
+                    Err(error) if error.is_transient() || matches!(write.answer, Answer::Good) => {
+                        return Err(error);
+                    }
+                    // Its caller repeats it, and gets an answer of its own.
+                    Err(_) if matches!(write.answer, Answer::Awaited) => {}
+                    Err(_) => self.unflushed.forget(&[*number]),
+                }
+            }
+            if let Some((last, _)) = together.last()
+                && time::now() - flushed_at >= FLUSH_PAUSE
+            {
+                self.flush_again(unit, instance, *last).await?;
+                flushed_at = time::now();
+            }
+            rest = later;
         }
+        Ok(())
+    }
+
+    /// Flushes the kept writes up to this one, which were written again, and forgets them. If the unit refuses to flush, they
+    /// remain kept.
+    async fn flush_again(
+        &self,
+        unit: &Unit,
+        instance: &Instance,
+        last: u64,
+    ) -> Result<(), SessionError> {
+        let mut written = self.unflushed.flushable();
+        written.retain(|number| *number <= last);
+        let command = self.prepare(commands::synchronize_cache())?;
+        let completion = unit.carry_out_attentively(instance, &command).await?;
+        let _ = self.note_flush(completion, instance, &written);
         Ok(())
     }
 

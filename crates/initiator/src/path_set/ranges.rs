@@ -8,9 +8,10 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// The first block, and the block after the last.
-type Extent = (u64, u64);
+pub(super) type Extent = (u64, u64);
 
-const fn overlap(one: Extent, other: Extent) -> bool {
+/// Returns whether two extents have a block in common.
+pub(super) const fn overlap(one: Extent, other: Extent) -> bool {
     one.0 < other.1 && other.0 < one.1
 }
 

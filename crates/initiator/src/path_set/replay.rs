@@ -9,21 +9,34 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
+use super::ranges::{Extent, overlap};
 use crate::instance::Hold;
 use crate::unit::PreparedCommand;
 
 /// Maximum memory of the kept writes before they are flushed.
 const UNFLUSHED_LIMIT: usize = 64 << 20;
 
+/// Maximum number of kept writes that are written again at the same time.
+const TOGETHER_LIMIT: usize = 64;
+
 /// A write that may still be only in the unit's cache.
 #[derive(Clone)]
 pub(crate) struct VolatileWrite {
     pub(crate) command: PreparedCommand,
-    /// The first block, and the block after the last.
-    pub(crate) extent: (u64, u64),
+    pub(crate) extent: Extent,
     /// Bytes of memory that the data occupies: far more than its length if it is short.
     pub(crate) memory: usize,
     pub(crate) answer: Answer,
+}
+
+/// Returns how many of the first writes, of which there is one at least, change different blocks.
+pub(super) fn independent(writes: &[(u64, VolatileWrite)]) -> usize {
+    let limit = writes.len().min(TOGETHER_LIMIT);
+    let is_behind_another = |next: &usize| {
+        let (earlier, extent) = (&writes[..*next], writes[*next].1.extent);
+        earlier.iter().any(|(_, write)| overlap(write.extent, extent))
+    };
+    (1..limit).find(is_behind_another).unwrap_or(limit)
 }
 
 /// What is known about the answer to a write.
@@ -125,11 +138,8 @@ struct Kept {
 impl Kept {
     /// Returns whether an older write to some of the same blocks is kept.
     fn has_older(&self, number: u64) -> bool {
-        let Some(&VolatileWrite { extent: (first, end), .. }) = self.writes.get(&number) else {
-            return false;
-        };
-        let mut older = self.writes.range(..number).map(|(_, older)| older.extent);
-        older.any(|(its_first, its_end)| first < its_end && its_first < end)
+        let Some(&VolatileWrite { extent, .. }) = self.writes.get(&number) else { return false };
+        self.writes.range(..number).any(|(_, older)| overlap(older.extent, extent))
     }
 
     fn forget(&mut self, numbers: &[u64]) {
@@ -300,6 +310,19 @@ mod tests {
         unflushed.set_write_through(false);
         open.note_answer(false);
         assert_eq!(marks(&unflushed), [2]);
+    }
+
+    #[test]
+    fn writes_to_the_same_blocks_are_not_written_again_at_the_same_time() {
+        let count = |extents: &[(u64, u64)]| {
+            let write = |extent: &(u64, u64)| (0, kept(1, 0, *extent));
+            independent(&extents.iter().map(write).collect::<Vec<_>>())
+        };
+        assert_eq!(count(&[(0, 8)]), 1);
+        assert_eq!(count(&[(0, 8), (8, 16), (20, 21)]), 3);
+        assert_eq!(count(&[(0, 8), (16, 24), (7, 9), (40, 48)]), 2);
+        let apart: Vec<_> = (0..1_000).map(|place| (place, place + 1)).collect();
+        assert_eq!(count(&apart), TOGETHER_LIMIT);
     }
 
     #[test]
