@@ -34,6 +34,8 @@ const BEFORE_MS: u64 = 100;
 const AFTER: Duration = Duration::from_millis(100);
 /// How long a killed target is not running.
 const DOWN: Duration = Duration::from_millis(500);
+/// How long all links are cut.
+const SILENCE: Duration = Duration::from_secs(3);
 /// ASYMMETRIC ACCESS STATE.
 const OPTIMIZED: u8 = 0;
 const STANDBY: u8 = 2;
@@ -59,21 +61,31 @@ pub enum Fault {
     Cut,
     /// The target is killed, and started again at the same addresses.
     Killed,
+    /// The cables of all links are cut, and joined again later.
+    Silent,
     /// The unit is in standby on the portal group of one path; the other one is active.
     Standby,
 }
 
 impl Fault {
     /// All faults.
-    pub const ALL: [Self; 3] = [Self::Cut, Self::Killed, Self::Standby];
+    pub const ALL: [Self; 4] = [Self::Cut, Self::Killed, Self::Silent, Self::Standby];
 
     /// Returns the number of links, each of them a path.
     const fn links(self) -> usize {
         match self {
-            Self::Cut => 4,
+            Self::Cut | Self::Silent => 4,
             Self::Killed => 2,
             // Its paths are the two portal groups.
             Self::Standby => 1,
+        }
+    }
+
+    /// Returns the approximate time of a round.
+    pub const fn round(self) -> Duration {
+        match self {
+            Self::Silent => SILENCE.saturating_add(Duration::from_secs(2)),
+            Self::Cut | Self::Killed | Self::Standby => Duration::from_secs(1),
         }
     }
 
@@ -82,6 +94,7 @@ impl Fault {
         match self {
             Self::Cut => "one of four links cut",
             Self::Killed => "target killed and started again",
+            Self::Silent => "all four links cut and joined again",
             Self::Standby => "one of two portal groups in standby",
         }
     }
@@ -292,7 +305,8 @@ async fn read_all(store: &IscsiStore, paths: usize, duration: Duration) -> Resul
     Ok(bytes.get() as f64 / 1e6 / (time::now() - begun).as_secs_f64())
 }
 
-/// Returns the longest request of each round, from its beginning; those of a killed target from the time at which it runs again.
+/// Returns the longest request of each round, from its beginning; if the target was killed or silent, from the time at which it is
+/// back.
 fn interruptions(
     network: &Network,
     program: &Path,
@@ -304,7 +318,7 @@ fn interruptions(
     network.on_initiator_side(|| {
         let url = match fault {
             Fault::Standby => on_this_thread(with_groups(target.url(0)?))?,
-            Fault::Cut | Fault::Killed => over_all_links(&target)?,
+            Fault::Cut | Fault::Killed | Fault::Silent => over_all_links(&target)?,
         };
         with_store(&url, |store| {
             on_this_thread(rounds_of(
@@ -407,6 +421,16 @@ async fn rounds_of(
                 target.running = None;
                 load.run(DOWN).await?;
                 target.restart()?;
+                let since = time::now();
+                load.pass(since).await?;
+                time::now() - since
+            }
+            Fault::Silent => {
+                let all =
+                    |is_up| (0..paths).try_for_each(|link| target.network.set_link(link, is_up));
+                all(false)?;
+                load.run(SILENCE).await?;
+                all(true)?;
                 let since = time::now();
                 load.pass(since).await?;
                 time::now() - since

@@ -34,9 +34,8 @@ const PATH_COUNT: &str = "paths";
 const PATHS: [usize; 3] = [1, 2, 4];
 
 const REPETITIONS: u32 = 3;
-/// Number of failovers of each kind in a full run, and the approximate time of one.
+/// Number of failovers of each kind in a full run.
 const ROUNDS: u32 = 50;
-const ROUND: Duration = Duration::from_secs(1);
 /// The shortest measurement over several paths: TCP takes some time to use a link.
 const SHORTEST: Duration = Duration::from_millis(600);
 
@@ -220,7 +219,7 @@ fn failover(target_under_test: &TargetUnderTest, fault: Fault, rounds: u32) -> P
         volume: MODES[0].name.into(),
         link: LinkProfile::loopback().name,
         writes: false,
-        time: ROUND * rounds,
+        time: fault.round() * rounds,
         measurement: Box::new(move |subject| multipath::failover(fault, rounds, subject.seed)),
     }
 }

@@ -382,7 +382,7 @@ fn failover(run: &Run) -> Section {
         rows: run.values(FAILOVER).into_iter().map(here).collect(),
         notes: vec![
             "Eight requests of 4 KiB are open, half of them reads. After a target was killed, the time counts from its \
-             next start."
+             next start; after all links were cut, from their return."
                 .into(),
         ],
         ..Table::default()
