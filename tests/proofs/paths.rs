@@ -3,15 +3,17 @@
 use std::cell::RefCell;
 use std::io;
 use std::net::SocketAddr;
+use std::process::Command;
 use std::rc::Rc;
 
 use anyhow::{Context as _, Result, ensure};
 use futures_util::FutureExt as _;
 use sarsen_block::{Buffer, Durability, Extent, Store as _};
 use sarsen_initiator::{
-    Command, IscsiStore, PathSelector, SessionError, SessionOptions, TransferRequest, Unit, Url,
+    Command as ScsiCommand, IscsiStore, PathSelector, SessionError, SessionOptions,
+    TransferRequest, Unit, Url,
 };
-use sarsen_proof::{Backing, Serving, Volume};
+use sarsen_proof::{Backing, Serving, Volume, program};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -287,7 +289,7 @@ fn spc4_5_16_commands_use_the_paths_of_the_best_access_state() -> Result<()> {
         let set = async |group: u8, state: u8| {
             let list = Buffer::copy_of(&[0, 0, 0, 0, state, 0, 0, group]);
             let cdb = [0xa4, 0x0a, 0, 0, 0, 0, 0, 0, 0, list.len() as u8, 0, 0];
-            manager.command(Command::new(&cdb, TransferRequest::Write(list))).await
+            manager.command(ScsiCommand::new(&cdb, TransferRequest::Write(list))).await
         };
         for (states, denied) in [
             ([STANDBY, OPTIMIZED], false),
@@ -336,4 +338,20 @@ fn without_any_portal_the_error_is_that_of_the_first() -> Result<()> {
         }
         Ok(())
     })
+}
+
+#[test]
+fn a_load_uses_all_portals_of_its_url() -> Result<()> {
+    let (serving, portals) = serve(Volume::new("disk", Backing::Ram, 8 * MIB))?;
+    let mut load = Command::new("timeout");
+    load.args(["--kill-after=5", "60"]).arg(program::path()?).args(["lab", "load"]);
+    load.arg(through(&serving, &portals)?.to_string());
+    load.args(["--verify", "--read", "50", "--depth", "8", "--seconds", "0.3", "--json"]);
+    let output = load.output()?;
+    let said = || String::from_utf8_lossy(&output.stderr).into_owned();
+    let result: serde_json::Value = serde_json::from_slice(&output.stdout).with_context(said)?;
+    ensure!(result["errors"] == 0 && result["ios"].as_u64() > Some(0), "{result}");
+    ensure!(result["mismatches"] == 0, "{result}");
+    ensure!(result["parameters"]["active paths"] == portals.join(" "), "{result}");
+    serving.stop()
 }

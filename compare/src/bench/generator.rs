@@ -1,5 +1,6 @@
-//! `cargo xtask bench --generator`: the CPU cost of the load generator itself, compared with libiscsi's `iscsi-perf`.
-//! Both read the same volume without a medium in the same way, in turn.
+//! `cargo xtask bench --generator`: the CPU cost of the load generator itself, compared with libiscsi's `iscsi-perf`, and with the
+//! initiator of all other verbs, which the generator uses for several paths. All read the same volume without a medium in the same way,
+//! in turn.
 
 use std::fs;
 use std::path::Path;
@@ -8,6 +9,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, ensure};
 use rustix::param::clock_ticks_per_second;
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+use sarsen_proof::serving::Url;
 use sarsen_proof::{Backing, Serving, Volume, program};
 
 const BYTE_COUNT: u64 = 1 << 30;
@@ -23,38 +25,65 @@ struct Figures {
     cpu_us_per_io: f64,
 }
 
+/// What reads.
+#[derive(Clone, Copy)]
+enum Client {
+    IscsiPerf,
+    Generator,
+    /// The generator with the initiator of the other verbs, over two paths.
+    Initiator,
+}
+
+impl Client {
+    const ALL: [Self; 3] = [Self::IscsiPerf, Self::Generator, Self::Initiator];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::IscsiPerf => "iscsi-perf",
+            Self::Generator => "sarsen",
+            Self::Initiator => "sarsen, two paths",
+        }
+    }
+}
+
 pub(super) fn run(rounds: usize, seconds: u32) -> Result<()> {
-    let client = program::path()?;
-    let serving = Serving::start_with(&[Volume::new("null", Backing::Null, BYTE_COUNT)], &[])?;
-    let url = serving.url("null").to_string();
+    let program = program::path()?;
+    let volume = Volume::new("null", Backing::Null, BYTE_COUNT);
+    let serving = Serving::start_with(&[volume], &["--listen", "127.0.0.1:0"])?;
+    let url = serving.url("null");
+    let portals: Vec<_> = serving.urls("null")?.into_iter().map(|url| url.portal).collect();
+    let both = Url { portal: portals.join(","), ..url.clone() }.to_string();
+    let url = url.to_string();
     println!("| random read | client | IOPS | CPU µs/IO | IOPS × | CPU × |");
     println!("| --- | --- | --- | --- | --- | --- |");
     for (bytes, depth) in POINTS {
-        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        let mut runs = Client::ALL.map(|_| Vec::new());
         for round in 0..rounds {
             eprintln!("round {} of {rounds}: {bytes} bytes, depth {depth}", round + 1);
-            let mut turns = [true, false];
-            turns.rotate_left(round % 2);
-            for is_ours in turns {
-                if is_ours {
-                    ours.push(sarsen(&client, &url, bytes, depth, seconds)?);
-                } else {
-                    theirs.push(iscsi_perf(&url, bytes, depth, seconds)?);
-                }
+            let mut turns = [0, 1, 2];
+            turns.rotate_left(round % Client::ALL.len());
+            for turn in turns {
+                runs[turn].push(match Client::ALL[turn] {
+                    Client::IscsiPerf => iscsi_perf(&url, bytes, depth, seconds)?,
+                    Client::Generator => sarsen(&program, &url, bytes, depth, seconds)?,
+                    Client::Initiator => sarsen(&program, &both, bytes, depth, seconds)?,
+                });
             }
         }
-        let [(iops, cpu), (their_iops, their_cpu)] = [medians(&ours), medians(&theirs)];
-        let what = format!("{bytes} B, depth {depth}");
-        println!("| {what} | iscsi-perf | {their_iops:.0} | {their_cpu:.2} | | |");
-        println!(
-            "| {what} | sarsen | {iops:.0} | {cpu:.2} | {:.2} | {:.2} |",
-            iops / their_iops,
-            cpu / their_cpu
-        );
+        let (their_iops, their_cpu) = medians(&runs[0]);
+        for (client, runs) in Client::ALL.iter().zip(&runs) {
+            let (iops, cpu) = medians(runs);
+            println!(
+                "| {bytes} B, depth {depth} | {} | {iops:.0} | {cpu:.2} | {:.2} | {:.2} |",
+                client.name(),
+                iops / their_iops,
+                cpu / their_cpu
+            );
+        }
     }
     println!(
         "Medians of {rounds} runs of {seconds} s in turns. CPU is all that the client's process \
-         used, its start and login with it; × is ours to theirs."
+         used, its start and login with it; × is that of the client to that of iscsi-perf."
     );
     Ok(())
 }

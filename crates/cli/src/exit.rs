@@ -158,6 +158,9 @@ fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
     if let Some(LoadError::Look(TransferError::Disk { .. })) = error.downcast_ref() {
         return (FAILED, Some("its content could not be checked; use --destroy to write anyway"));
     }
+    if let Some(LoadError::Session(error)) = error.downcast_ref() {
+        return session(error);
+    }
     if let Some(error) = error.chain().find_map(|cause| cause.downcast_ref::<SessionError>()) {
         return session(error);
     }

@@ -67,8 +67,8 @@ pub(crate) struct SpecsArguments {
 
 #[derive(clap::Args)]
 pub(crate) struct LoadArguments {
-    /// The target: `iscsi://host[:port]/target/lun`, `nbd://host[:port]/export`, `nbd+unix:///export?socket=PATH`, or
-    /// the path of a file or block device.
+    /// The target: `iscsi://host[:port][,host…]/target/lun`, `nbd://host[:port]/export`,
+    /// `nbd+unix:///export?socket=PATH`, or the path of a file or block device.
     endpoint: String,
     /// A named access specification, such as "Exchange 2003". The flags below override parts of it.
     #[arg(long, value_name = "NAME")]

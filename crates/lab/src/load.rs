@@ -9,7 +9,7 @@
 //! starts at the time at which the I/O should have started. Thus a target that stalls is also charged for the I/Os that
 //! were due during the stall.
 //!
-//! The same load runs on any store: memory, a file or a device, without a protocol.
+//! The same load runs on any store: memory, a file or a device, without a protocol, or a unit over several paths.
 
 mod client;
 mod endpoint;
@@ -34,7 +34,7 @@ use rustix::io::Errno;
 use sarsen_initiator::nbd::NbdError;
 use sarsen_initiator::signature::Occupied;
 use sarsen_initiator::transfer::TransferError;
-use sarsen_initiator::{TlsError, UrlError};
+use sarsen_initiator::{SessionError, TlsError, UrlError};
 use sarsen_node::stores::StoreError;
 use sarsen_proto::iscsi::initiator::ConnectionError;
 
@@ -258,6 +258,9 @@ pub enum LoadError {
     /// The file or device cannot be opened.
     #[error(transparent)]
     Store(StoreError),
+    /// The target does not provide the unit over any path.
+    #[error(transparent)]
+    Session(#[from] SessionError),
     /// The NBD server does not provide the export.
     #[error(transparent)]
     Nbd(#[from] NbdError),
@@ -309,8 +312,8 @@ fn put_on(options: &LoadOptions, shared: Shared) -> Result<LoadResult, LoadError
         None => look(options)?.map_or(Ok(()), |occupied| Err(LoadError::Occupied(occupied)))?,
     }
     match &options.endpoint {
-        Endpoint::Iscsi(url) => iscsi::put_on(options, url, shared),
-        Endpoint::Nbd(_) | Endpoint::Memory(_) | Endpoint::File { .. } => {
+        Endpoint::Iscsi(url) if url.portals.len() == 1 => iscsi::put_on(options, url, shared),
+        Endpoint::Iscsi(_) | Endpoint::Nbd(_) | Endpoint::Memory(_) | Endpoint::File { .. } => {
             stores::put_on(options, shared)
         }
     }

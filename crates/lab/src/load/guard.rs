@@ -22,15 +22,7 @@ use super::{Endpoint, LEAVE_LIMIT, LoadError, LoadOptions};
 /// RAID, swap, disk images. Blocks the calling thread, which must not be a core of this program.
 pub fn look(options: &LoadOptions) -> Result<Option<Occupied>, LoadError> {
     let found = match &options.endpoint {
-        Endpoint::Iscsi(url) => {
-            // This login requires the same digests as the load.
-            let session = SessionOptions {
-                header_digest: digest_offer(options.header_digest),
-                data_digest: digest_offer(options.data_digest),
-                ..SessionOptions::default()
-            };
-            on_a_core(of_disk(url, &session))??
-        }
+        Endpoint::Iscsi(url) => on_a_core(of_disk(url, &session_options(options)))??,
         Endpoint::Nbd(url) => on_a_core(of_export(url))??,
         Endpoint::Memory(store) => on_a_core(of_store(store.store()))?.map_err(unreadable)?,
         Endpoint::File { path, .. } => of_file(path).map_err(|source| {
@@ -39,6 +31,15 @@ pub fn look(options: &LoadOptions) -> Result<Option<Occupied>, LoadError> {
         })?,
     };
     Ok(Occupied::of(&options.endpoint.to_string(), found))
+}
+
+/// Returns the options of sessions of the initiator, with the digests of the load.
+pub(super) fn session_options(options: &LoadOptions) -> SessionOptions {
+    SessionOptions {
+        header_digest: digest_offer(options.header_digest),
+        data_digest: digest_offer(options.data_digest),
+        ..SessionOptions::default()
+    }
 }
 
 fn on_a_core<T>(future: impl Future<Output = T>) -> Result<T, LoadError> {

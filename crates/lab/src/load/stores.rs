@@ -17,6 +17,7 @@ use futures_util::stream::FuturesUnordered;
 use sarsen_block::io::LocalFuture;
 use sarsen_block::{BlockError, BlockSize, Buffer, Data, Durability, Extent, Io as Answer, Store};
 use sarsen_initiator::nbd::NbdStore;
+use sarsen_initiator::{IscsiStore, SessionOptions};
 use sarsen_io::cores::{self, FileEngine};
 use sarsen_node::stores::{CacheMode, FileOptions, FileStore, StoreError};
 use sarsen_wire::nbd::transmission;
@@ -26,7 +27,7 @@ use super::process::Meter;
 use super::result::{self, LoadResult};
 use super::tally::LoadCounters;
 use super::work::{Shared, Work, fill_pattern};
-use super::{Endpoint, LEAVE_LIMIT, LoadError, LoadOptions, WAIT_LIMIT};
+use super::{Endpoint, LEAVE_LIMIT, LoadError, LoadOptions, WAIT_LIMIT, guard};
 
 /// Maximum time in which an NBD server provides an export.
 pub(super) const CONNECTION_LIMIT: Duration = Duration::from_secs(15);
@@ -64,12 +65,27 @@ async fn open(options: &LoadOptions, replays: bool) -> Result<Vec<Session>, Load
             let mut connections = Vec::new();
             for _ in 0..sessions {
                 let store = Arc::new(NbdStore::connect(url, CONNECTION_LIMIT).await?);
-                connections.push(Session { store: store.clone(), connection: Some(store) });
+                let connection = Some(Connection::Nbd(store.clone()));
+                connections.push(Session { store, connection });
             }
             Ok(connections)
         }
-        Endpoint::Iscsi(_) => unreachable!("iSCSI has an engine of its own"),
+        Endpoint::Iscsi(url) => {
+            let mut connections = Vec::new();
+            for _ in 0..sessions {
+                let store = Arc::new(IscsiStore::connect(url, &over_paths(options)).await?);
+                store.attempt_paths(CONNECTION_LIMIT).await;
+                let connection = Some(Connection::Iscsi(store.clone()));
+                connections.push(Session { store, connection });
+            }
+            Ok(connections)
+        }
     }
+}
+
+/// Returns the options of sessions over several paths. Requests wait for a path as long as the load waits for an answer.
+fn over_paths(options: &LoadOptions) -> SessionOptions {
+    SessionOptions { reconnect_limit: Some(options.stall_limit), ..guard::session_options(options) }
 }
 
 fn open_file(path: &Path, cache: CacheMode, read_only: bool) -> Result<FileStore, StoreError> {
@@ -96,22 +112,50 @@ fn open_file(path: &Path, cache: CacheMode, read_only: bool) -> Result<FileStore
 #[derive(Clone)]
 struct Session {
     store: Arc<dyn Store>,
-    /// The same store, if it is a connection that the engine must disconnect cleanly.
-    connection: Option<Arc<NbdStore>>,
+    /// The same store, if the engine must disconnect it cleanly.
+    connection: Option<Connection>,
 }
 
-/// Returns the properties of an export that the server reported.
-fn parameters(store: &NbdStore) -> BTreeMap<String, String> {
-    let export = store.export();
-    let can = |flag| if export.has(flag) { "yes" } else { "no" }.to_owned();
-    let facts = [
-        ("NBD minimum block", export.minimum_block.to_string()),
-        ("NBD maximum payload", export.maximum_payload.to_string()),
-        ("NBD flush", can(transmission::SEND_FLUSH)),
-        ("NBD FUA", can(transmission::SEND_FUA)),
-        ("NBD several connections", can(transmission::CAN_MULTI_CONN)),
-    ];
-    facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+#[derive(Clone)]
+enum Connection {
+    Nbd(Arc<NbdStore>),
+    Iscsi(Arc<IscsiStore>),
+}
+
+impl Connection {
+    /// Returns the properties of an export that the server reported, or the paths to a unit.
+    fn parameters(&self) -> BTreeMap<String, String> {
+        match self {
+            Self::Nbd(store) => {
+                let export = store.export();
+                let can = |flag| if export.has(flag) { "yes" } else { "no" }.to_owned();
+                let facts = [
+                    ("NBD minimum block", export.minimum_block.to_string()),
+                    ("NBD maximum payload", export.maximum_payload.to_string()),
+                    ("NBD flush", can(transmission::SEND_FLUSH)),
+                    ("NBD FUA", can(transmission::SEND_FUA)),
+                    ("NBD several connections", can(transmission::CAN_MULTI_CONN)),
+                ];
+                facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+            }
+            Self::Iscsi(store) => {
+                let paths = store.paths();
+                let active = paths.iter().filter(|path| path.is_active);
+                let portals: Vec<_> = active.map(|path| path.portal.to_string()).collect();
+                BTreeMap::from([("active paths".to_owned(), portals.join(" "))])
+            }
+        }
+    }
+
+    /// Disconnects, and waits for that up to `limit`.
+    async fn leave(&self, limit: Duration) {
+        match self {
+            Self::Nbd(store) => store.disconnect(limit).await,
+            Self::Iscsi(store) => {
+                let _ = tokio::time::timeout(limit, store.logout()).await;
+            }
+        }
+    }
 }
 
 /// A session with its work.
@@ -180,7 +224,7 @@ impl<'a> Engine<'a> {
         let mut loads = Vec::new();
         for (session, index) in open(options, shared.feed.is_some()).await?.into_iter().zip(0..) {
             if let (Some(connection), 0) = (&session.connection, index) {
-                shared.parameters = parameters(connection);
+                shared.parameters = connection.parameters();
             }
             let geometry = session.store.geometry();
             let size = geometry.block_size;
@@ -387,7 +431,7 @@ impl<'a> Engine<'a> {
         for load in &self.loads {
             if let Some(connection) = &load.session.connection {
                 let left = deadline.saturating_duration_since(sarsen_io::time::now());
-                connection.disconnect(left).await;
+                connection.leave(left).await;
             }
         }
     }
