@@ -390,8 +390,7 @@ async fn scenario(seed: u64) -> Counters {
         silence_limit: Some(Duration::from_secs(2 + rng.below(20))),
         answer_limit: Duration::from_secs(5 + rng.below(30)),
         connections,
-        // At level 2, a command can wait forever for a connection whose tasks the target has given up (decision 0020).
-        error_recovery_level: rng.below(2) as u8,
+        error_recovery_level: rng.below(3) as u8,
         path_selector: PathSelector::ALL[rng.below(3) as usize],
         ..SessionOptions::default()
     };
