@@ -60,7 +60,7 @@ pub(super) fn run(rounds: usize, seconds: u32) -> Result<()> {
         let mut runs = Client::ALL.map(|_| Vec::new());
         for round in 0..rounds {
             eprintln!("round {} of {rounds}: {bytes} bytes, depth {depth}", round + 1);
-            let mut turns = [0, 1, 2];
+            let mut turns: [usize; Client::ALL.len()] = std::array::from_fn(|turn| turn);
             turns.rotate_left(round % Client::ALL.len());
             for turn in turns {
                 runs[turn].push(match Client::ALL[turn] {

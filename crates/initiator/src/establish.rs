@@ -175,42 +175,50 @@ async fn reach(portals: &[Portal], pause: Duration) -> Result<(Portal, Stream), 
 }
 
 pub(crate) async fn dial(portal: &Portal) -> Result<Stream, SessionError> {
-    encrypt(portal, connect(portal).await?).await
+    let addresses = addresses(portal).await?;
+    encrypt(portal, connect(portal, &addresses).await?).await
 }
 
 /// Connects, and begins a second attempt after each `pause`: to a machine that returns meanwhile, TCP alone would repeat its first
 /// packet only after a second or more.
 async fn connect_soon(portal: &Portal, pause: Duration) -> Result<Stream, SessionError> {
-    // On a long way, the first attempt may need all of the time.
-    let mut first = pin!(connect(portal));
+    // Once: a resolver that does not answer keeps a thread for each question.
+    let addresses = addresses(portal).await?;
+    // With a long round trip, the first attempt may need all of the time.
+    let mut first = pin!(connect(portal, &addresses));
     let mut latest: Pin<Box<dyn Future<Output = _> + '_>> = Box::pin(std::future::pending());
     loop {
         tokio::select! {
             biased;
             connected = &mut first => return connected,
             connected = &mut latest => return connected,
-            () = time::sleep_until(time::now() + pause) => latest = Box::pin(connect(portal)),
+            () = time::sleep_until(time::now() + pause) => {
+                latest = Box::pin(connect(portal, &addresses));
+            }
         }
     }
 }
 
-async fn connect(portal: &Portal) -> Result<Stream, SessionError> {
-    let failed = |source: io::Error| SessionError::Connect {
-        portal: portal.clone(),
-        source: Arc::new(source),
-    };
-    let addresses: Vec<SocketAddr> = tokio::net::lookup_host((portal.host.as_str(), portal.port))
-        .await
-        .map_err(failed)?
-        .collect();
+/// Returns the addresses of a portal's host.
+async fn addresses(portal: &Portal) -> Result<Vec<SocketAddr>, SessionError> {
+    let found = tokio::net::lookup_host((portal.host.as_str(), portal.port)).await;
+    Ok(found.map_err(|source| not_connected(portal, source))?.collect())
+}
+
+/// Connects to the first of these addresses of a portal that accepts.
+async fn connect(portal: &Portal, addresses: &[SocketAddr]) -> Result<Stream, SessionError> {
     let mut last = io::ErrorKind::AddrNotAvailable.into();
     for address in addresses {
-        match Stream::connect(address).await {
+        match Stream::connect(*address).await {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }
     }
-    Err(failed(last))
+    Err(not_connected(portal, last))
+}
+
+fn not_connected(portal: &Portal, source: io::Error) -> SessionError {
+    SessionError::Connect { portal: portal.clone(), source: Arc::new(source) }
 }
 
 /// Performs the TLS handshake if the portal uses TLS.

@@ -82,7 +82,7 @@ impl Fault {
     }
 
     /// Returns the approximate time of a round.
-    pub const fn round(self) -> Duration {
+    pub const fn round_time(self) -> Duration {
         match self {
             Self::Silent => SILENCE.saturating_add(Duration::from_secs(2)),
             Self::Cut | Self::Killed | Self::Standby => Duration::from_secs(1),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::SendFlags;
 use sarsen_block::Buffer;
-use sarsen_initiator::{Sense, SenseKey, Url};
+use sarsen_initiator::{Sense, SenseKey, SessionOptions, Url};
 use sarsen_proto::iscsi::chap::Algorithm;
 use sarsen_proto::iscsi::initiator::{
     CommandRequest, Completion, Connection, DigestOffer, Event, LoginOptions, ReadLanding,
@@ -352,7 +352,16 @@ fn login_options(options: &LoadOptions, url: &Url, index: u32) -> Result<LoginOp
     })
 }
 
-pub(super) const fn digest_offer(is_required: bool) -> DigestOffer {
+/// Returns the options of sessions of the initiator, with the digests of the load.
+pub(super) fn session_options(options: &LoadOptions) -> SessionOptions {
+    SessionOptions {
+        header_digest: digest_offer(options.header_digest),
+        data_digest: digest_offer(options.data_digest),
+        ..SessionOptions::default()
+    }
+}
+
+const fn digest_offer(is_required: bool) -> DigestOffer {
     if is_required { DigestOffer::Require } else { DigestOffer::None }
 }
 

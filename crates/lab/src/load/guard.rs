@@ -14,7 +14,7 @@ use sarsen_initiator::{SessionOptions, Url};
 use sarsen_io::cores::{self, FileEngine};
 use sarsen_node::stores::StoreError;
 
-use super::client::digest_offer;
+use super::client::session_options;
 use super::stores::CONNECTION_LIMIT;
 use super::{Endpoint, LEAVE_LIMIT, LoadError, LoadOptions};
 
@@ -31,15 +31,6 @@ pub fn look(options: &LoadOptions) -> Result<Option<Occupied>, LoadError> {
         })?,
     };
     Ok(Occupied::of(&options.endpoint.to_string(), found))
-}
-
-/// Returns the options of sessions of the initiator, with the digests of the load.
-pub(super) fn session_options(options: &LoadOptions) -> SessionOptions {
-    SessionOptions {
-        header_digest: digest_offer(options.header_digest),
-        data_digest: digest_offer(options.data_digest),
-        ..SessionOptions::default()
-    }
 }
 
 fn on_a_core<T>(future: impl Future<Output = T>) -> Result<T, LoadError> {

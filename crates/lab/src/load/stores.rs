@@ -22,12 +22,13 @@ use sarsen_io::cores::{self, FileEngine};
 use sarsen_node::stores::{CacheMode, FileOptions, FileStore, StoreError};
 use sarsen_wire::nbd::transmission;
 
+use super::client::session_options;
 use super::plan::Io;
 use super::process::Meter;
 use super::result::{self, LoadResult};
 use super::tally::LoadCounters;
 use super::work::{Shared, Work, fill_pattern};
-use super::{Endpoint, LEAVE_LIMIT, LoadError, LoadOptions, WAIT_LIMIT, guard};
+use super::{Endpoint, LEAVE_LIMIT, LoadError, LoadOptions, WAIT_LIMIT};
 
 /// Maximum time in which an NBD server provides an export.
 pub(super) const CONNECTION_LIMIT: Duration = Duration::from_secs(15);
@@ -85,7 +86,7 @@ async fn open(options: &LoadOptions, replays: bool) -> Result<Vec<Session>, Load
 
 /// Returns the options of sessions over several paths. Requests wait for a path as long as the load waits for an answer.
 fn over_paths(options: &LoadOptions) -> SessionOptions {
-    SessionOptions { reconnect_limit: Some(options.stall_limit), ..guard::session_options(options) }
+    SessionOptions { reconnect_limit: Some(options.stall_limit), ..session_options(options) }
 }
 
 fn open_file(path: &Path, cache: CacheMode, read_only: bool) -> Result<FileStore, StoreError> {

@@ -226,7 +226,7 @@ fn failover(target_under_test: &TargetUnderTest, fault: Fault, rounds: u32) -> P
         volume: MODES[0].name.into(),
         link: LinkProfile::loopback().name,
         writes: false,
-        time: fault.round() * rounds,
+        time: fault.round_time() * rounds,
         measurement: Box::new(move |subject| multipath::failover(fault, rounds, subject.seed)),
     }
 }
