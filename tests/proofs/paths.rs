@@ -346,7 +346,18 @@ fn a_load_uses_all_portals_of_its_url() -> Result<()> {
     let mut load = Command::new("timeout");
     load.args(["--kill-after=5", "60"]).arg(program::path()?).args(["lab", "load"]);
     load.arg(through(&serving, &portals)?.to_string());
-    load.args(["--verify", "--read", "50", "--depth", "8", "--seconds", "0.3", "--json"]);
+    load.args([
+        "--verify",
+        "--read",
+        "50",
+        "--depth",
+        "8",
+        "--sessions",
+        "2",
+        "--seconds",
+        "0.3",
+        "--json",
+    ]);
     let output = load.output()?;
     let said = || String::from_utf8_lossy(&output.stderr).into_owned();
     let result: serde_json::Value = serde_json::from_slice(&output.stdout).with_context(said)?;

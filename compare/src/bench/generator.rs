@@ -1,5 +1,5 @@
 //! `cargo xtask bench --generator`: the CPU cost of the load generator itself, compared with libiscsi's `iscsi-perf`, and with the
-//! initiator of all other verbs, which the generator uses for several paths. All read the same volume without a medium in the same way,
+//! initiator that `sarsen disk` uses, and the generator for several paths. All read the same volume without a medium in the same way,
 //! in turn.
 
 use std::fs;
@@ -25,12 +25,12 @@ struct Figures {
     cpu_us_per_io: f64,
 }
 
-/// What reads.
+/// The program that reads.
 #[derive(Clone, Copy)]
 enum Client {
     IscsiPerf,
     Generator,
-    /// The generator with the initiator of the other verbs, over two paths.
+    /// The generator with the initiator that `sarsen disk` uses, over two paths.
     Initiator,
 }
 

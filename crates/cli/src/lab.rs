@@ -85,7 +85,7 @@ pub(crate) struct LoadArguments {
     /// Number of outstanding I/Os of each session.
     #[arg(long)]
     depth: Option<u32>,
-    /// Number of sessions, with one connection each [default: 1, or that of the job]
+    /// Number of sessions, with one connection each; with several portals in the URL, all use the same paths [default: 1, or that of the job]
     #[arg(long)]
     sessions: Option<u32>,
     /// Duration of the measurement [default: 3, or that of the job]
@@ -147,7 +147,7 @@ pub(crate) struct ReplayArguments {
     /// Number of outstanding I/Os of each session.
     #[arg(long, default_value_t = 32)]
     depth: u32,
-    /// Number of sessions, with one connection each.
+    /// Number of sessions, with one connection each; with several portals in the URL, all use the same paths.
     #[arg(long, default_value_t = 1)]
     sessions: u32,
     /// Overwrite the disk even if it has a file system, a partition table, swap or the like.

@@ -27,7 +27,7 @@ const REDIRECTION_LIMIT: u32 = 4;
 /// How much later than the first portal the others are tried.
 const OTHER_PORTAL_DELAY: Duration = Duration::from_millis(20);
 
-/// Connecting begins anew after this part of the time limit of a login.
+/// A further attempt to connect begins each time that the time limit of a login, divided by this, has passed.
 const CONNECT_PART: u32 = 8;
 
 /// Starts the task that serves the first connection of a login that began at a portal.
@@ -159,7 +159,7 @@ async fn reach(portals: &[Portal], pause: Duration) -> Result<(Portal, Stream), 
             if place > 0 {
                 time::sleep_until(time::now() + OTHER_PORTAL_DELAY).await;
             }
-            let stream = encrypt(&portal, connect_soon(&portal, pause).await?).await?;
+            let stream = encrypt(&portal, connect_repeatedly(&portal, pause).await?).await?;
             Ok((portal, stream))
         }
     };
@@ -179,9 +179,9 @@ pub(crate) async fn dial(portal: &Portal) -> Result<Stream, SessionError> {
     encrypt(portal, connect(portal, &addresses).await?).await
 }
 
-/// Connects, and begins a second attempt after each `pause`: to a machine that returns meanwhile, TCP alone would repeat its first
-/// packet only after a second or more.
-async fn connect_soon(portal: &Portal, pause: Duration) -> Result<Stream, SessionError> {
+/// Connects. After each `pause`, a new attempt begins beside the first one, and replaces the one before: TCP alone repeats a lost SYN
+/// only after a second or more.
+async fn connect_repeatedly(portal: &Portal, pause: Duration) -> Result<Stream, SessionError> {
     // Once: a resolver that does not answer keeps a thread for each question.
     let addresses = addresses(portal).await?;
     // With a long round trip, the first attempt may need all of the time.

@@ -84,7 +84,7 @@ pub struct LoadOptions {
     pub verify: bool,
     /// Whether the load writes even if the endpoint holds a file system, a partition table or similar data.
     pub destroy: bool,
-    /// Number of sessions, each with one connection.
+    /// Number of sessions, each with one connection. Over several paths, all of them use the same paths.
     pub sessions: u32,
     /// Time before the measurement.
     pub warm_up: Duration,

@@ -34,8 +34,8 @@ const LONGEST_RETURN: Duration = Duration::from_secs(60);
 const FNV_BASIS: u32 = 0x811c_9dc5;
 const FNV_PRIME: u32 = 0x0100_0193;
 
-/// How long writing kept writes again lasts until they are flushed.
-const FLUSH_PAUSE: Duration = Duration::from_millis(100);
+/// The minimum time between two flushes while kept writes are written again.
+const FLUSH_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How long the first unit that is recognised may wait for that of the first path.
 const PRECEDENCE: Duration = Duration::from_secs(1);
@@ -308,7 +308,7 @@ impl Core {
                 }
             }
             if let Some((last, _)) = together.last()
-                && time::now() - flushed_at >= FLUSH_PAUSE
+                && time::now() - flushed_at >= FLUSH_INTERVAL
             {
                 self.flush_again(unit, instance, *last).await?;
                 flushed_at = time::now();
@@ -318,8 +318,8 @@ impl Core {
         Ok(())
     }
 
-    /// Flushes the kept writes up to this one, which were written again, and forgets them. If the unit refuses to flush, they
-    /// remain kept.
+    /// Flushes the unit, and forgets the kept writes up to the number `last` that have an answer. All of them were written again. If
+    /// the unit refuses to flush, they remain kept.
     async fn flush_again(
         &self,
         unit: &Unit,

@@ -29,7 +29,7 @@ pub(crate) struct VolatileWrite {
     pub(crate) answer: Answer,
 }
 
-/// Returns how many of the first writes, of which there is one at least, change different blocks.
+/// Returns how many writes at the beginning can be sent together: none of them overlaps another. There must be one or more.
 pub(super) fn independent(writes: &[(u64, VolatileWrite)]) -> usize {
     let limit = writes.len().min(TOGETHER_LIMIT);
     let is_behind_another = |next: &usize| {

@@ -86,7 +86,8 @@ pub struct LoadResult {
     /// Whether the load reached the steady state of the SNIA: the IOPS of five equal parts of the measurement differ by
     /// a maximum of 20 % of their average, and their trend is a maximum of 10 % of it.
     pub steady: bool,
-    /// The values that the first session negotiated, by the names of the keys; over several paths, those that are active.
+    /// The values that the first session negotiated, by the names of the keys. Over several paths: the portals of the active ones, as
+    /// `active paths`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub parameters: BTreeMap<String, String>,
     /// The histogram of the latencies: a maximum of about a hundred buckets. Each bucket is longer than the previous

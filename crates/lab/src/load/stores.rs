@@ -17,7 +17,7 @@ use futures_util::stream::FuturesUnordered;
 use sarsen_block::io::LocalFuture;
 use sarsen_block::{BlockError, BlockSize, Buffer, Data, Durability, Extent, Io as Answer, Store};
 use sarsen_initiator::nbd::NbdStore;
-use sarsen_initiator::{IscsiStore, SessionOptions};
+use sarsen_initiator::{IscsiStore, PathStatus, SessionOptions};
 use sarsen_io::cores::{self, FileEngine};
 use sarsen_node::stores::{CacheMode, FileOptions, FileStore, StoreError};
 use sarsen_wire::nbd::transmission;
@@ -72,20 +72,21 @@ async fn open(options: &LoadOptions, replays: bool) -> Result<Vec<Session>, Load
             Ok(connections)
         }
         Endpoint::Iscsi(url) => {
-            let mut connections = Vec::new();
-            for _ in 0..sessions {
-                let store = Arc::new(IscsiStore::connect(url, &over_paths(options)).await?);
-                store.attempt_paths(CONNECTION_LIMIT).await;
-                let connection = Some(Connection::Iscsi(store.clone()));
-                connections.push(Session { store, connection });
+            // One for all sessions: after a loss, a store writes its own writes again, over those of any other store.
+            let store = Arc::new(IscsiStore::connect(url, &multipath_options(options)).await?);
+            store.attempt_paths(CONNECTION_LIMIT).await;
+            let session = Session { store: store.clone(), connection: None };
+            let mut all = vec![session; sessions];
+            if let Some(first) = all.first_mut() {
+                first.connection = Some(Connection::Iscsi(store));
             }
-            Ok(connections)
+            Ok(all)
         }
     }
 }
 
 /// Returns the options of sessions over several paths. Requests wait for a path as long as the load waits for an answer.
-fn over_paths(options: &LoadOptions) -> SessionOptions {
+fn multipath_options(options: &LoadOptions) -> SessionOptions {
     SessionOptions { reconnect_limit: Some(options.stall_limit), ..session_options(options) }
 }
 
@@ -140,10 +141,15 @@ impl Connection {
                 facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
             }
             Self::Iscsi(store) => {
-                let paths = store.paths();
-                let active = paths.iter().filter(|path| path.is_active);
-                let portals: Vec<_> = active.map(|path| path.portal.to_string()).collect();
-                BTreeMap::from([("active paths".to_owned(), portals.join(" "))])
+                let (active, others): (Vec<_>, Vec<_>) =
+                    store.paths().into_iter().partition(|path| path.is_active);
+                let portals = |paths: Vec<PathStatus>| {
+                    let all: Vec<_> = paths.iter().map(|path| path.portal.to_string()).collect();
+                    all.join(" ")
+                };
+                let facts = [("active paths", portals(active)), ("other paths", portals(others))];
+                let facts = facts.into_iter().filter(|(_, portals)| !portals.is_empty());
+                facts.map(|(name, portals)| (name.to_owned(), portals)).collect()
             }
         }
     }
