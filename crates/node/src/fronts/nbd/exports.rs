@@ -153,6 +153,25 @@ fn preferred_block(block: u32, characteristics: &Characteristics, maximum_payloa
     reported.unwrap_or(block << characteristics.physical_block_exponent.min(8))
 }
 
+/// Returns the export of a volume, without a description and without dirty bitmaps.
+pub(crate) fn export_of(volume: &Volume, read_only: bool, maximum_payload: u32) -> Export {
+    let store = volume.store();
+    let (geometry, characteristics) = (store.geometry(), store.characteristics());
+    let block = geometry.block_size.bytes() as u32;
+    Export {
+        read_only: read_only || characteristics.read_only,
+        minimum_block: block,
+        preferred_block: preferred_block(block, &characteristics, maximum_payload),
+        can_trim: characteristics.unmap.is_some(),
+        can_fast_zero: characteristics.unmap.is_some(),
+        // A flush covers the writes of all clients.
+        can_multi_conn: true,
+        can_cache: true,
+        reports_allocation: characteristics.unmap.is_some(),
+        ..Export::new(&volume.name(), geometry.byte_count())
+    }
+}
+
 impl Exports for VisibleExports {
     fn find(&mut self, name: &str) -> Result<Export, Refusal> {
         let Some(ChosenExport { path, volume, view, .. }) = self.choose(name) else {
@@ -166,23 +185,11 @@ impl Exports for VisibleExports {
             self.report_refusal(path.target().to_owned(), reason);
             return Err(Refusal::Shutdown);
         }
-        let store = volume.store();
-        let (geometry, characteristics) = (store.geometry(), store.characteristics());
-        let block = geometry.block_size.bytes() as u32;
         let maximum = maximum_payload(&self.front.settings().budget);
         Ok(Export {
             description: path.target().to_owned(),
-            read_only: view.read_only || characteristics.read_only,
-            minimum_block: block,
-            preferred_block: preferred_block(block, &characteristics, maximum),
-            can_trim: characteristics.unmap.is_some(),
-            can_fast_zero: characteristics.unmap.is_some(),
-            // A flush covers the writes of all clients.
-            can_multi_conn: true,
-            can_cache: true,
-            reports_allocation: characteristics.unmap.is_some(),
             dirty_bitmaps: volume.history().map_or_else(Vec::new, |history| history.states()),
-            ..Export::new(&volume.name(), geometry.byte_count())
+            ..export_of(&volume, view.read_only, maximum)
         })
     }
 

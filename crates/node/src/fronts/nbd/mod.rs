@@ -3,6 +3,7 @@
 //!
 //! One task receives until the socket is empty, carries out the requests, and answers with one send.
 
+mod execution;
 mod exports;
 mod memory;
 mod moving;
@@ -27,6 +28,8 @@ use sarsen_volume::Attachment;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, info, warn};
 
+pub(crate) use self::execution::{RequestError, execute, failed};
+pub(crate) use self::exports::export_of;
 use self::exports::{ChosenExport, VisibleExports};
 use self::memory::{ChargedMemory, maximum_payload};
 use self::requests::{PendingRequest, Requests, Started};
