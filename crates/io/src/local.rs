@@ -47,6 +47,12 @@ impl LocalStream {
         Ok(Self { socket: UnixStream::connect(path).await? })
     }
 
+    /// Returns a connection of the standard library, on the calling core.
+    pub fn from_std(socket: std::os::unix::net::UnixStream) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        Ok(Self { socket: UnixStream::from_std(socket)? })
+    }
+
     /// Returns the process that listens at the other end, if the kernel reports it.
     pub fn peer_process(&self) -> Option<u32> {
         u32::try_from(self.socket.peer_cred().ok()?.pid()?).ok()

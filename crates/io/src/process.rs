@@ -20,6 +20,25 @@ pub fn keep_files_private() {
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
 }
 
+/// A flag of open(2): a block device that is mounted, or part of another device, is busy.
+pub const OPEN_EXCLUSIVELY: i32 = libc::O_EXCL;
+
+/// Returns whether this process has the rights of root.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Asks a process to end (SIGTERM). A process that has ended is no error.
+pub fn terminate(process: u32) -> io::Result<()> {
+    let Some(process) = i32::try_from(process).ok().and_then(rustix::process::Pid::from_raw) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    match rustix::process::kill_process(process, Signal::TERM) {
+        Err(rustix::io::Errno::SRCH) => Ok(()),
+        sent => Ok(sent?),
+    }
+}
+
 /// Starts a program that the kernel ends when the calling thread ends, however that happens (PR_SET_PDEATHSIG of
 /// prctl(2)).
 pub fn spawn_dependent(command: &mut Command) -> io::Result<Child> {

@@ -32,7 +32,7 @@ use sarsen_wire::nbd::{
 };
 
 use super::Output;
-use handshake::{Context, Handshake, Step};
+use handshake::{Context, Handshake, Selection, Step};
 use replies::Headers;
 use transmission::{Flow, Transmission};
 
@@ -144,6 +144,11 @@ impl Export {
         let allocation = self.reports_allocation.then_some(StatusContext::Allocation);
         let bitmaps = self.dirty_bitmaps.iter().cloned().map(StatusContext::DirtyBitmap);
         allocation.into_iter().chain(bitmaps)
+    }
+
+    /// Returns the transmission flags of a connection of [`Server::in_transmission`].
+    pub fn transmission_flags(&self) -> u16 {
+        self.flags(Headers::Simple)
     }
 
     /// Returns the transmission flags of a connection with these headers.
@@ -402,6 +407,18 @@ impl Server {
         };
         let (partial, events) = (Vec::new(), VecDeque::new());
         Self { settings, phase, partial, output, events, shutting_down: false }
+    }
+
+    /// Creates a connection in the transmission phase, with simple replies. Its client, which is the kernel of this machine, knows
+    /// the export already.
+    pub fn in_transmission(settings: Settings, export: Export) -> Self {
+        let mut server = Self::new(settings);
+        server.output = Output::default();
+        let (headers, contexts) = (Headers::Simple, Vec::new());
+        let selection = Selection { export, headers, contexts };
+        let maximum_payload = server.settings.maximum_payload;
+        server.phase = Phase::Transmission(Transmission::new(selection, maximum_payload));
+        server
     }
 
     /// Returns the output to send.
