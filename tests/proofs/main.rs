@@ -5,6 +5,7 @@ mod access;
 mod admin_workflow;
 mod api;
 mod atomic;
+mod attach;
 mod authentication;
 mod backing_file;
 mod capacity;

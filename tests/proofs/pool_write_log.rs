@@ -6,14 +6,14 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
-use sarsen_proof::guest::{Guest, ScenarioReport};
+use sarsen_proof::guest::{self, Guest, ScenarioReport};
 use sarsen_proof::write_log::{Entry, WriteLog};
 use sarsen_proof::{Backing, Serving, Volume, process, program, qemu};
 
@@ -71,13 +71,6 @@ impl Marks {
         }
         Ok(())
     }
-}
-
-/// The program without what only debuggers need: the guest has it in memory.
-fn small_program(folder: &Path) -> Result<PathBuf> {
-    let small = folder.join("sarsen");
-    process::output(Command::new("strip").arg("-o").arg(&small).arg(program::path()?), LIMIT)?;
-    Ok(small)
 }
 
 fn new_file(path: &Path, byte_count: u64) -> Result<File> {
@@ -261,7 +254,8 @@ fn ext4_and_xfs_recover_at_each_durable_point_of_a_pool() -> Result<()> {
         ("PORTAL", "127.0.0.1:3260"),
         ("IQN", "iqn.2026-11.io.sarsen:x"),
     ];
-    let guest = Guest::new("pool_log", &environment)?.file("sarsen", &small_program(folder)?);
+    let guest =
+        Guest::new("pool_log", &environment)?.file("sarsen", &guest::small_program(folder)?);
     let played = guest.devices(&["-drive", &drive(&pool), "-drive", &drive(&log)]).run()?;
     ensure!(played.result("complaints")? == "0", "{}", played.console);
 
@@ -311,7 +305,7 @@ fn first_writes_and_those_after_a_snapshot_beside_overwrites_of_a_pool_and_of_lv
     let rounds = ROUNDS.to_string();
     let environment = [("NEW", "2048"), ("OLD", "256"), ("ROUNDS", &*rounds)];
     let guest = Guest::new("pool_ratio", &environment)?;
-    let guest = guest.file("sarsen", &small_program(folder)?).devices(&drives);
+    let guest = guest.file("sarsen", &guest::small_program(folder)?).devices(&drives);
     let played = guest.run()?;
     ensure!(played.result("thin_check")? == "clean", "{}", played.console);
     ensure!(played.result("complaints")? == "0", "{}", played.console);

@@ -20,6 +20,7 @@ use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
 use crate::process::{self, Daemon};
+use crate::program;
 use archive::Archive;
 
 /// Address of the host's loopback interface within QEMU's user network.
@@ -53,6 +54,14 @@ impl ScenarioReport {
 /// Boots a guest that runs `tests/guest/SCENARIO.sh` with `environment`.
 pub fn run(scenario: &str, environment: &[(&str, &str)]) -> Result<ScenarioReport> {
     Guest::new(scenario, environment)?.run()
+}
+
+/// Writes the program without its symbols to `folder`: the archive of a guest is in its memory.
+pub fn small_program(folder: &Path) -> Result<PathBuf> {
+    const LIMIT: Duration = Duration::from_secs(60);
+    let small = folder.join("sarsen");
+    process::output(Command::new("strip").arg("-o").arg(&small).arg(program::path()?), LIMIT)?;
+    Ok(small)
 }
 
 /// A guest before its boot.

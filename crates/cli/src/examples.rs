@@ -424,6 +424,22 @@ const EXAMPLES: &[(&str, &[Example])] = &[
         &[("Erase a disk", "sarsen disk erase iscsi://san.example/iqn.2026-11.example:vm/0")],
     ),
     (
+        "attach",
+        &[
+            (
+                "Attach a disk over two paths, and mount it",
+                "sarsen attach iscsi://192.0.2.1,192.0.2.2/iqn.2026-11.io.sarsen:data/0 && mount /dev/sarsen/data /mnt",
+            ),
+            (
+                "Provide a disk to QEMU, without root",
+                "sarsen attach iscsi://192.0.2.1/iqn.2026-11.io.sarsen:data/0 --as nbd-socket --socket /run/user/1000/data.sock",
+            ),
+            ("Continue a disk whose process has ended", "sarsen attach data"),
+        ],
+    ),
+    ("detach", &[("Detach a disk that is not in use", "sarsen detach data")]),
+    ("attachments", &[("List the attached disks for a program", "sarsen attachments --json")]),
+    (
         "lab load",
         &[
             (

@@ -14,6 +14,7 @@ use sarsen_lab::archive::ArchiveError;
 use sarsen_lab::load::LoadError;
 use sarsen_lab::study::RunError;
 use sarsen_lab::study::lunden::LundenError;
+use sarsen_node::attach::AttachError;
 use sarsen_node::control::{Address, ClientError};
 use sarsen_node::schema::ErrorCode;
 use sarsen_node::{ConfigError, ErrorClass, ResourceError, StartError};
@@ -127,6 +128,9 @@ fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
     if error.downcast_ref::<ConfigError>().is_some() {
         return (USAGE, None);
     }
+    if let Some(error) = error.downcast_ref() {
+        return (attach(error), None);
+    }
     // An error of a file that an argument names.
     if let Some(error) = error.downcast_ref::<io::Error>() {
         return (error_class(ErrorClass::below(error)), None);
@@ -194,6 +198,19 @@ fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
         _ => FAILED,
     };
     (code, None)
+}
+
+fn attach(error: &AttachError) -> u8 {
+    match error {
+        AttachError::Invalid(_) => USAGE,
+        AttachError::NotFound { .. } => NOT_FOUND,
+        AttachError::Attached { .. } | AttachError::InUse { .. } | AttachError::Differs { .. } => {
+            CONFLICT
+        }
+        AttachError::Unit(error) if error.is_in_use() => CONFLICT,
+        AttachError::Unit(_) => UNREACHABLE,
+        AttachError::Kernel { .. } => FAILED,
+    }
 }
 
 fn start(error: &StartError) -> u8 {

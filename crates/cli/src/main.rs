@@ -5,6 +5,7 @@
 
 mod account;
 mod apply;
+mod attach;
 mod completions;
 mod control;
 mod demo;
@@ -100,6 +101,13 @@ enum Verb {
     /// Read, write, copy, compare and erase disks of any iSCSI target, without attaching them.
     #[command(subcommand)]
     Disk(disk::Verb),
+    /// Attach a disk of any iSCSI target to this machine, as a block device or as an NBD socket. What is attached is recorded in
+    /// /run/sarsen-attachments (below XDG_RUNTIME_DIR without root), or in the folder that SARSEN_ATTACHMENTS names.
+    Attach(Box<attach::Arguments>),
+    /// Detach an attached disk.
+    Detach(attach::DetachArguments),
+    /// List the attached disks.
+    Attachments(attach::ListArguments),
     /// Measure any iSCSI target.
     #[command(subcommand)]
     Lab(lab::Verb),
@@ -133,7 +141,11 @@ fn main() -> ExitCode {
     let matches = examples::add(Arguments::command()).get_matches();
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     // What serves tells its story by the log; elsewhere that would only interrupt.
-    let serves = matches!(arguments.verb, Verb::Serve(_));
+    let serves = match &arguments.verb {
+        Verb::Serve(_) => true,
+        Verb::Attach(arguments) => arguments.foreground,
+        _ => false,
+    };
     let format = match &arguments.verb {
         Verb::Serve(arguments) => arguments.log_format,
         _ => LogFormat::Text,
@@ -161,6 +173,9 @@ fn main() -> ExitCode {
         Verb::Demo(arguments) => demo::run(arguments),
         Verb::Discover(arguments) => discover::run(arguments),
         Verb::Disk(verb) => disk::run(verb),
+        Verb::Attach(arguments) => attach::run(&arguments),
+        Verb::Detach(arguments) => attach::detach(&arguments),
+        Verb::Attachments(arguments) => attach::list(&arguments),
         Verb::Lab(verb) => lab::run(verb),
         Verb::Doctor(arguments) => doctor::run(&arguments),
         Verb::Import(arguments) => import::run(&arguments),

@@ -1,6 +1,6 @@
 //! `sarsen serve`.
 
-mod service_manager;
+pub(crate) mod service_manager;
 
 use std::convert::Infallible;
 use std::fs::File;

@@ -2,6 +2,7 @@
 //! clients, and [`server`] starts everything and shuts it down.
 
 mod access;
+pub mod attach;
 pub mod config;
 pub mod control;
 pub mod database;

@@ -1,4 +1,4 @@
-//! The base of every guest: Debian's kernel, and an archive with busybox, open-iscsi, nbd-client, e2fsprogs,
+//! The base of every guest: Debian's kernel, and an archive with busybox, open-iscsi, nbd-client, e2fsprogs, fio,
 //! xfsprogs, dmsetup, eject, sg3-utils, bonnie++, rtslib and the necessary modules. apt downloads it into a private state, so that nothing is installed and
 //! root is not necessary. The result is kept until the recipe changes.
 
@@ -14,7 +14,7 @@ use super::modules::{self, Modules};
 use crate::process;
 
 /// Increase this number when this file processes the lists below differently.
-const RECIPE_VERSION: u32 = 2;
+const RECIPE_VERSION: u32 = 3;
 
 /// Debian's name for its newest kernel of this release; it depends on the package with the kernel.
 const KERNEL: &str = "linux-image-6.12-amd64";
@@ -26,6 +26,7 @@ const PACKAGES: &[&str] = &[
     "dmsetup",
     "e2fsprogs",
     "eject",
+    "fio",
     "libc-bin",
     "nbd-client",
     "open-iscsi",
@@ -41,7 +42,6 @@ const UNUSED_PACKAGES: &[&str] = &[
     "debconf",
     "dpkg",
     "init-system-helpers",
-    "libicu",
     "libfile-find",
     "libgdbm",
     "libnumber",
@@ -73,6 +73,7 @@ const MODULES: &[&str] = &[
     "scsi_dh_alua",
     "iscsi_tcp",
     "nbd",
+    "ublk_drv",
     "iscsi_target_mod",
     "target_core_file",
     "target_core_iblock",

@@ -12,8 +12,10 @@ use crate::shell;
 /// Files of the repository, and their paths.
 const FILES: &[(&str, &str)] = &[
     ("packaging/multipath/sarsen.conf", "etc/multipath/conf.d/sarsen.conf"),
+    ("packaging/attach.toml", "etc/sarsen/attach.toml"),
     ("packaging/sarsen.toml", "etc/sarsen/sarsen.toml"),
     ("packaging/systemd/sarsen.service", "usr/lib/systemd/system/sarsen.service"),
+    ("packaging/systemd/sarsen-attach@.service", "usr/lib/systemd/system/sarsen-attach@.service"),
     ("packaging/systemd/sarsen.socket", "usr/lib/systemd/system/sarsen.socket"),
     ("packaging/systemd/devices.conf", "usr/share/doc/sarsen/examples/devices.conf"),
     ("README.md", "usr/share/doc/sarsen/README.md"),

@@ -72,7 +72,8 @@ fn interval(limit: Duration) -> Duration {
     limit / 3
 }
 
-fn tell(state: &[NotifyState<'_>]) {
+/// Sends a notification, if a service manager started this process.
+pub(crate) fn tell(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         warn!(%error, "the service manager cannot be notified");
     }

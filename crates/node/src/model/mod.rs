@@ -29,7 +29,7 @@ mod target;
 mod text;
 mod values;
 mod volume;
-mod words;
+pub(crate) mod words;
 
 pub(crate) use self::account::read_private;
 pub use self::cache_mode::CacheMode;

@@ -198,7 +198,7 @@ impl<'de, T: Textual> Deserialize<'de> for Text<T> {
     }
 }
 
-pub(super) fn serialize<T: Textual, S: Serializer>(
+pub(crate) fn serialize<T: Textual, S: Serializer>(
     value: &T,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
@@ -209,24 +209,24 @@ pub(super) fn serialize<T: Textual, S: Serializer>(
     }
 }
 
-pub(super) fn deserialize<'de, T: Textual, D: Deserializer<'de>>(
+pub(crate) fn deserialize<'de, T: Textual, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<T, D::Error> {
     Ok(Text::deserialize(deserializer)?.0)
 }
 
 /// For an optional value.
-pub(super) mod option {
+pub(crate) mod option {
     use super::*;
 
-    pub(in super::super) fn serialize<T: Textual, S: Serializer>(
+    pub(crate) fn serialize<T: Textual, S: Serializer>(
         value: &Option<T>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
         value.as_ref().map(Text).serialize(serializer)
     }
 
-    pub(in super::super) fn deserialize<'de, T: Textual, D: Deserializer<'de>>(
+    pub(crate) fn deserialize<'de, T: Textual, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<T>, D::Error> {
         Ok(Option::<Text<T>>::deserialize(deserializer)?.map(|text| text.0))

@@ -30,7 +30,7 @@ pub(crate) use self::file::BackingSpace;
 pub(crate) use self::file::check_growth;
 pub use self::file::{FileOptions, FileStore};
 pub use self::null::NullStore;
-pub(crate) use self::on_cores::StoreCores;
+pub(crate) use self::on_cores::{StoreCores, now};
 pub use self::pool::{
     CheckedPool, PlannedDevice, PoolPlan, check as check_pool, create as create_pool,
     preview_recovery_offline, recover as recover_pool,
@@ -231,6 +231,17 @@ pub enum StoreError {
     /// The server ends.
     #[error("the server stops")]
     ServerEnds,
+    /// Another volume, pool, attachment or program of this machine has the remote logical unit.
+    #[error(
+        "{url} is in use by another volume, pool, attachment or program of this machine ({unit}): only one can have it. Servers without \
+         a state (`--state`) on one machine give volumes of one name the same identifier"
+    )]
+    RemoteUnitInUse {
+        /// Its URL, without secrets.
+        url: String,
+        /// Its identifier, or its place.
+        unit: String,
+    },
     /// A remote logical unit cannot be used.
     #[error("{url} {problem}")]
     RemoteUnit {
@@ -286,7 +297,10 @@ impl StoreError {
     pub fn is_in_use(&self) -> bool {
         match self {
             Self::Device { source, .. } => source.is_in_use(),
-            other => matches!(other, Self::InUse { .. } | Self::PoolObjectInUse { .. }),
+            other => matches!(
+                other,
+                Self::InUse { .. } | Self::PoolObjectInUse { .. } | Self::RemoteUnitInUse { .. }
+            ),
         }
     }
 

@@ -82,6 +82,6 @@ pub(super) fn ready<T>(answer: Io<T>) -> Option<T> {
 }
 
 /// The same for an answer that may be an error.
-pub(super) fn now<T>(answer: Io<io::Result<T>>) -> io::Result<T> {
+pub(crate) fn now<T>(answer: Io<io::Result<T>>) -> io::Result<T> {
     ready(answer).unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into()))
 }

@@ -16,6 +16,7 @@ use sarsen_scsi::{MetadataKind, MetadataStore};
 use sarsen_volume::{Aspect, Health, VolumeHealth};
 use sarsen_wire::iscsi::Isid;
 use sha2::{Digest as _, Sha256};
+use tokio::sync::watch;
 use tracing::warn;
 
 use super::on_cores::now;
@@ -79,13 +80,15 @@ pub(crate) struct RemoteStore {
     cores: StoreCores,
     number: usize,
     initiator_name: String,
+    url: String,
     /// Held until the sessions have logged out.
     locks: Vec<NameLock>,
+    logged_out: watch::Sender<bool>,
 }
 
 impl RemoteStore {
     /// Logs in, examines the unit, and watches its paths from then on. Blocks the thread, which must not be a core.
-    pub(super) fn open(
+    pub(crate) fn open(
         remote: &RemoteUnit<'_>,
         access: &RemoteAccess,
     ) -> Result<(Arc<Self>, Arc<Health>), StoreError> {
@@ -112,13 +115,15 @@ impl RemoteStore {
         let (unit, health) = unit?;
         let (inner, cores) = (unit.clone(), access.cores.clone());
         // From here on, the end of the store logs out.
-        let mut store = Self { unit, inner, cores, number, initiator_name, locks };
+        let logged_out = watch::Sender::new(false);
+        let url = name.clone();
+        let mut store = Self { unit, inner, cores, number, initiator_name, url, locks, logged_out };
         let identifier = store.identifier();
         let unit = identifier
             .unwrap_or_else(|| format!("{}/{}", remote.url.url().target, remote.url.url().lun));
         store.locks.push(lock(remote.url, &unit)?);
         if store.unit.characteristics().read_only && !remote.read_only {
-            let problem = "is read-only: only a volume with read-only = true can be that unit";
+            let problem = "is read-only: a volume or an attachment of it must be read-only";
             return Err(StoreError::RemoteUnit { url: name, problem: problem.into() });
         }
         Ok((Arc::new(store), health))
@@ -150,6 +155,21 @@ impl RemoteStore {
         &self.initiator_name
     }
 
+    /// Returns the health of its paths.
+    pub(crate) fn path_health(&self) -> VolumeHealth {
+        health_of(&self.unit, &self.url)
+    }
+
+    /// Waits for the next change of its paths after this call.
+    pub(crate) fn paths_changed(&self) -> impl Future<Output = ()> + use<> {
+        self.unit.paths_changed()
+    }
+
+    /// Returns a value that changes to true when the sessions have logged out, after this was dropped.
+    pub(crate) fn logged_out(&self) -> watch::Receiver<bool> {
+        self.logged_out.subscribe()
+    }
+
     /// Returns the identifier of the unit.
     pub(crate) fn identifier(&self) -> Option<String> {
         self.unit.identifier()
@@ -173,11 +193,13 @@ impl Layer for RemoteStore {
 impl Drop for RemoteStore {
     fn drop(&mut self) {
         let (unit, locks) = (self.unit.clone(), std::mem::take(&mut self.locks));
+        let logged_out = self.logged_out.clone();
         self.cores.spawn_by(self.number, move || async move {
             let _locked = locks;
             if let Err(error) = unit.logout().await {
                 warn!(%error, "a session of a remote volume did not log out");
             }
+            logged_out.send_replace(true);
         });
     }
 }
@@ -256,14 +278,11 @@ fn url(remote: &RemoteUrl, access: &RemoteAccess) -> Result<Url, StoreError> {
 fn lock(url: &RemoteUrl, unit: &str) -> Result<NameLock, StoreError> {
     let name = hexadecimal("sarsen-unit-", &Sha256::digest(unit)[..16]);
     NameLock::take_within(&name, LOCK_LIMIT).map_err(|error| {
-        let problem = match error.kind() {
-            io::ErrorKind::AddrInUse => format!(
-                "is in use by another volume, pool or program of this machine ({unit}): only one can have it. Servers without \
-                 a state (`--state`) on one machine give volumes of one name the same identifier"
-            ),
-            _ => format!("cannot be locked: {error}"),
-        };
-        StoreError::RemoteUnit { url: url.to_string(), problem }
+        let url = url.to_string();
+        match error.kind() {
+            io::ErrorKind::AddrInUse => StoreError::RemoteUnitInUse { url, unit: unit.to_owned() },
+            _ => StoreError::RemoteUnit { url, problem: format!("cannot be locked: {error}") },
+        }
     })
 }
 
@@ -299,10 +318,23 @@ async fn watch(unit: Weak<IscsiStore>, health: Weak<Health>, url: String) {
         let changed = {
             let (Some(unit), Some(health)) = (unit.upgrade(), health.upgrade()) else { return };
             let changed = unit.paths_changed();
-            health.report(Aspect::Backing, health_of(&unit, &url));
+            health.report(Aspect::Backing, with_remedy(health_of(&unit, &url)));
             changed
         };
         changed.await;
+    }
+}
+
+/// Adds what an administrator of a server can do.
+fn with_remedy(health: VolumeHealth) -> VolumeHealth {
+    match health {
+        VolumeHealth::OutOfService { reason } => VolumeHealth::OutOfService {
+            reason: format!(
+                "{reason}. It is served again when one works; after a changed account or unit, run `sarsen volume \
+                 reattach` for it"
+            ),
+        },
+        other => other,
     }
 }
 
@@ -324,11 +356,7 @@ fn health_of(unit: &IscsiStore, url: &str) -> VolumeHealth {
         unusable.collect::<Vec<_>>().join("; ")
     };
     if unit.is_down() {
-        let reason = format!(
-            "is out of service: no path to {url} works ({}). It is served again when one works; after a changed \
-             account or unit, run `sarsen volume reattach` for it",
-            unusable()
-        );
+        let reason = format!("is out of service: no path to {url} works ({})", unusable());
         return VolumeHealth::OutOfService { reason };
     }
     let working = paths.iter().filter(is_as_it_should_be).count();

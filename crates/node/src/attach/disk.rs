@@ -1,0 +1,237 @@
+//! The disk of an attachment, whatever its kind is.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Instant;
+
+use sarsen_block::{BlockError, BlockSize, Io};
+use sarsen_io::cores::Cores;
+use sarsen_io::{nbd_device, time, ublk as device};
+use sarsen_proto::nbd::server::{Export, Operation, Outcome};
+use sarsen_volume::Attachment;
+use sarsen_wire::nbd::ErrorCode;
+use tokio::sync::{mpsc, watch};
+use tracing::warn;
+
+use super::record::{Place, Record};
+use super::{AttachError, AttachmentConfig, DiskKind, nbd, ublk};
+use crate::fronts::nbd::{RequestError, execute, export_of, failed};
+
+/// Maximum length of the data of a request.
+pub(super) const MAXIMUM_PAYLOAD: u32 = 32 << 20;
+
+/// The access of the disk to the volume.
+pub(super) struct Access {
+    client: Arc<Attachment>,
+    block_size: BlockSize,
+    /// Requests in pieces go on when their process ends: they are completed first.
+    never: watch::Sender<bool>,
+}
+
+impl Access {
+    pub(super) fn new(client: Attachment) -> Self {
+        let block_size = client.volume().geometry().block_size;
+        Self { client: Arc::new(client), block_size, never: watch::Sender::new(false) }
+    }
+
+    /// Returns the current size.
+    pub(super) fn bytes(&self) -> u64 {
+        self.client.volume().geometry().byte_count()
+    }
+
+    pub(super) fn block_size(&self) -> BlockSize {
+        self.block_size
+    }
+
+    pub(super) fn volume(&self) -> &sarsen_volume::Volume {
+        self.client.volume()
+    }
+
+    pub(super) fn is_read_only(&self) -> bool {
+        self.client.is_read_only()
+    }
+
+    /// Returns the disk as an export.
+    pub(super) fn export(&self) -> Export {
+        export_of(self.volume(), self.is_read_only(), MAXIMUM_PAYLOAD)
+    }
+
+    /// Starts a request, whose range is aligned to blocks.
+    pub(super) fn execute(&self, operation: Operation) -> Io<Result<Outcome, ErrorCode>> {
+        let executed = execute(&self.client, self.block_size, operation, || self.never.subscribe());
+        executed.map(|result| {
+            result.map_err(|error| {
+                if let RequestError::Block(error) = &error {
+                    warn!(%error, "a request of the disk failed");
+                }
+                failed(&error).1
+            })
+        })
+    }
+
+    pub(super) async fn flush(&self) -> Result<(), BlockError> {
+        // A unit that was not written has nothing to flush, and may not accept that.
+        if self.is_read_only() {
+            return Ok(());
+        }
+        self.client.flush().wait().await
+    }
+}
+
+/// How a task of a disk ended.
+pub(super) enum Ending {
+    /// The disk was detached.
+    Detached,
+    /// The process ends.
+    Stopped,
+    Failed(io::Error),
+}
+
+/// Tells a task of a disk that the process ends.
+pub(super) type Stop = watch::Receiver<bool>;
+/// What a task of a disk reports when it ends.
+pub(super) type Report = mpsc::UnboundedSender<Ending>;
+
+/// The tasks that serve a disk, one for each of its queues or connections.
+pub(super) struct Tasks {
+    stop: watch::Sender<bool>,
+    endings: mpsc::UnboundedReceiver<Ending>,
+}
+
+impl Tasks {
+    /// Creates or continues the disk of a record, and starts to serve it.
+    pub(super) fn start(
+        cores: &Arc<Cores>,
+        access: &Arc<Access>,
+        record: &mut Record,
+        place: &Place,
+    ) -> Result<Self, AttachError> {
+        let stop = watch::Sender::new(false);
+        let (report, endings) = mpsc::unbounded_channel();
+        match record.kind {
+            DiskKind::Ublk => ublk::start(cores, access, record, place, (&stop, &report))?,
+            DiskKind::Nbd => nbd::start_device(cores, access, record, place, (&stop, &report))?,
+            DiskKind::NbdSocket => nbd::start_socket(cores, access, record, (&stop, &report))?,
+        }
+        Ok(Self { stop, endings })
+    }
+
+    /// Asks all tasks to end when their requests are complete.
+    pub(super) fn stop(&self) {
+        self.stop.send_replace(true);
+    }
+
+    /// Waits for the end of one task: all others end for the same reason.
+    pub(super) async fn ended(&mut self) -> Result<(), AttachError> {
+        self.endings.recv().await.unwrap_or(Ending::Detached).into_result()
+    }
+
+    /// Waits for the end of all tasks.
+    pub(super) async fn wait_for_all(&mut self, limit: Instant) {
+        self.stop();
+        let all = async { while self.endings.recv().await.is_some() {} };
+        tokio::select! {
+            () = all => {}
+            () = time::sleep_until(limit) => warn!("requests of the disk have not ended"),
+        }
+    }
+}
+
+/// The disk of a record.
+pub(super) struct Disk {
+    kind: DiskKind,
+    number: u32,
+    identity: u64,
+    backend: String,
+    socket: PathBuf,
+}
+
+impl Disk {
+    pub(super) fn of(record: &Record) -> Self {
+        Self {
+            kind: record.kind,
+            number: record.number.unwrap_or(0),
+            identity: record.identity,
+            backend: backend(record),
+            socket: record.config.socket.clone().unwrap_or_default(),
+        }
+    }
+
+    /// Returns its path.
+    pub(super) fn path(&self) -> PathBuf {
+        match self.kind {
+            DiskKind::Ublk => format!("/dev/ublkb{}", self.number).into(),
+            DiskKind::Nbd => nbd_device::Device::existing(self.number).path(),
+            DiskKind::NbdSocket => self.socket.clone(),
+        }
+    }
+
+    /// Changes its size. Clients of a socket ask for it.
+    pub(super) fn resize(&self, bytes: u64) -> io::Result<()> {
+        match self.kind {
+            DiskKind::Ublk => device::Device::existing(self.number, self.identity)?.resize(bytes),
+            DiskKind::Nbd => nbd_device::Device::existing(self.number).resize(&self.backend, bytes),
+            DiskKind::NbdSocket => Ok(()),
+        }
+    }
+
+    /// Removes it from the kernel. Blocks until its process has closed it.
+    pub(super) fn remove(&self) -> io::Result<()> {
+        match self.kind {
+            DiskKind::Ublk => device::Device::existing(self.number, self.identity)?.delete(),
+            DiskKind::Nbd if nbd::exists(self.number, &self.backend) => {
+                nbd_device::Device::existing(self.number).disconnect()
+            }
+            DiskKind::Nbd => Err(io::ErrorKind::NotFound.into()),
+            DiskKind::NbdSocket => Ok(()),
+        }
+    }
+}
+
+/// Returns the text that identifies a device of the kernel's NBD client.
+pub(super) fn backend(record: &Record) -> String {
+    format!("sarsen {} {:016x}", record.config.name, record.identity)
+}
+
+/// Returns the kind of a new disk: the configured one if the kernel has it, otherwise the best one that it has.
+pub(super) fn choose(config: &AttachmentConfig) -> Result<DiskKind, AttachError> {
+    let ublk = || with_module("ublk_drv", device::Device::probe);
+    let nbd = || with_module("nbd", nbd_device::Device::probe);
+    match config.kind {
+        Some(DiskKind::NbdSocket) => Ok(DiskKind::NbdSocket),
+        Some(DiskKind::Ublk) => {
+            ublk().map(|()| DiskKind::Ublk).map_err(|error| missing("ublk", error))
+        }
+        Some(DiskKind::Nbd) => nbd().map(|()| DiskKind::Nbd).map_err(|error| missing("nbd", error)),
+        None if ublk().is_ok() => Ok(DiskKind::Ublk),
+        None => nbd().map(|()| DiskKind::Nbd).map_err(|error| missing("ublk or nbd", error)),
+    }
+}
+
+fn missing(kind: &str, error: io::Error) -> AttachError {
+    const OTHERWISE: &str = "a disk as nbd-socket needs neither: --as nbd-socket --socket PATH";
+    let what = match error.kind() {
+        io::ErrorKind::PermissionDenied => format!("a disk as {kind} needs root; {OTHERWISE}"),
+        io::ErrorKind::NotFound => {
+            format!("this kernel has no {kind}: load its module (ublk_drv or nbd); {OTHERWISE}")
+        }
+        _ => format!("this kernel cannot provide a disk as {kind}; {OTHERWISE}"),
+    };
+    AttachError::Kernel { what, source: error }
+}
+
+/// Tries whether the kernel has a driver, and loads its module if it has not.
+fn with_module(module: &str, probe: impl Fn() -> io::Result<()>) -> io::Result<()> {
+    match probe() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let mut modprobe = Command::new("modprobe");
+            modprobe.args(["-q", module]).stdin(Stdio::null()).stdout(Stdio::null());
+            // Without the program or the module, the second attempt says so.
+            let _ = modprobe.stderr(Stdio::null()).status();
+            probe()
+        }
+        probed => probed,
+    }
+}

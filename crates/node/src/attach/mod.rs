@@ -1,0 +1,356 @@
+//! Logical units of other servers as disks of this machine: see docs/decisions/0022-attaching.md.
+//!
+//! [`Attached::start`] opens a unit and creates its disk, or continues the disk of a process that has ended. [`AttachmentConfig`]
+//! describes an attachment, [`record`] lists those of this machine.
+
+mod config;
+mod disk;
+mod link;
+mod nbd;
+pub mod record;
+mod ublk;
+mod usage;
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::{Arc, Weak, mpsc};
+use std::time::Duration;
+
+use sarsen_block::layers::ReadOnly;
+use sarsen_block::{StatusListener, Store};
+use sarsen_io::cores::{Cores, FileEngine};
+use sarsen_io::spin::Spin;
+use sarsen_io::{random, threads, time};
+use sarsen_volume::{self as volume, Parts, Volume, VolumeHealth};
+use tokio::sync::Notify;
+use tracing::{info, warn};
+
+pub use self::config::{AttachmentConfig, DiskKind, parse_file};
+use self::disk::{Access, Disk, Ending, Tasks};
+use self::record::{Place, Record};
+pub use self::usage::detach;
+use crate::machine::machine_identity;
+use crate::stores::{RemoteAccess, RemoteStore, RemoteUnit, StoreCores, StoreError};
+
+/// Maximum number of cores of an attachment, each with a queue or a connection of the disk.
+const CORES: usize = 4;
+/// Maximum time for the requests that a process has when it ends, and for its last flush.
+const ENDING_LIMIT: Duration = Duration::from_secs(30);
+const LOGOUT_LIMIT: Duration = Duration::from_secs(5);
+/// How long a process may take to end after its disk was detached, and one that was killed to be gone.
+pub(crate) const LOCK_LIMIT: Duration = Duration::from_secs(2);
+
+/// The reason why nothing was attached or detached.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// The configuration is wrong.
+    #[error("{0}")]
+    Invalid(String),
+    /// A process serves the attachment already.
+    #[error(
+        "attachment {name}: it is attached already ({device}); detach it first, or choose another --name"
+    )]
+    Attached {
+        /// Its name.
+        name: String,
+        /// Its disk.
+        device: String,
+    },
+    /// There is no such attachment.
+    #[error("there is no attachment {name}; `sarsen attachments` lists them")]
+    NotFound {
+        /// The name or the device.
+        name: String,
+    },
+    /// The disk that waits for its process is another one.
+    #[error("attachment {name}: {difference}; `sarsen detach {name}` removes the old disk")]
+    Differs {
+        /// Its name.
+        name: String,
+        /// The difference.
+        difference: String,
+    },
+    /// The disk is in use.
+    #[error(
+        "{device} is in use: {user}; unmount it or end that program, or use --force, which fails its requests"
+    )]
+    InUse {
+        /// The disk.
+        device: String,
+        /// Its user.
+        user: String,
+    },
+    /// The unit cannot be used.
+    #[error(transparent)]
+    Unit(#[from] StoreError),
+    /// The kernel cannot do it.
+    #[error("{what}: {source}")]
+    Kernel {
+        /// What failed, and what to do.
+        what: String,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+impl AttachError {
+    /// Returns a function that adds what failed to an error of the system.
+    fn kernel(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        |source| Self::Kernel { what: what.into(), source }
+    }
+}
+
+/// An attachment that this process serves.
+pub struct Attached {
+    place: Place,
+    record: Record,
+    cores: Arc<Cores>,
+    remote: Arc<RemoteStore>,
+    access: Arc<Access>,
+    tasks: Tasks,
+    size_watch: Arc<SizeWatch>,
+}
+
+/// An attachment that was started, without its place.
+struct Started {
+    record: Record,
+    cores: Arc<Cores>,
+    remote: Arc<RemoteStore>,
+    access: Arc<Access>,
+    tasks: Tasks,
+    size_watch: Arc<SizeWatch>,
+}
+
+/// Wakes the watcher of the size.
+struct SizeWatch(Notify);
+
+impl StatusListener for SizeWatch {
+    fn status_changed(&self) {
+        self.0.notify_one();
+    }
+}
+
+impl Attached {
+    /// Opens the unit, and creates its disk or continues the one that waits for a process. Blocks the thread, which must not be a core.
+    pub fn start(config: &AttachmentConfig) -> Result<Self, AttachError> {
+        config.check()?;
+        let place = Place::claim(&config.name)?;
+        let earlier = place.read()?;
+        let is_new = earlier.is_none();
+        match Self::start_at(&place, earlier, config) {
+            Ok(Started { record, cores, remote, access, tasks, size_watch }) => {
+                Ok(Self { place, record, cores, remote, access, tasks, size_watch })
+            }
+            Err(error) => {
+                if is_new {
+                    place.remove();
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn start_at(
+        place: &Place,
+        earlier: Option<Record>,
+        config: &AttachmentConfig,
+    ) -> Result<Started, AttachError> {
+        if let Some(earlier) = &earlier {
+            earlier.check_continued(config)?;
+        }
+        let kind = match &earlier {
+            Some(earlier) => earlier.kind,
+            None => disk::choose(config)?,
+        };
+        let count = std::thread::available_parallelism().map_or(1, NonZeroUsize::get).min(CORES);
+        let cores = Cores::start(NonZeroUsize::new(count), FileEngine::Pool, Spin::Auto);
+        let cores = Arc::new(cores.map_err(AttachError::kernel("cannot start threads"))?);
+        let access = RemoteAccess {
+            cores: StoreCores(Arc::downgrade(&cores)),
+            machine: machine_identity(),
+            accounts: Arc::new(parking_lot::Mutex::new(config.accounts())),
+        };
+        let identity = format!("attachment {}", config.name);
+        let unit = RemoteUnit {
+            url: &config.url,
+            identity: &identity,
+            initiator_name: config.initiator_name.as_deref(),
+            only_these_portals: config.only_these_portals,
+            path_selector: config.path_selector,
+            path_wait: Some(config.path_wait()),
+            read_only: config.read_only,
+        };
+        let (remote, health) = RemoteStore::open(&unit, &access)?;
+        let unit = remote.identifier();
+        if let Some(earlier) = &earlier {
+            earlier.check_unit(unit.as_deref())?;
+        }
+        let mut store: Arc<dyn Store> = remote.clone();
+        if config.read_only {
+            store = Arc::new(ReadOnly::new(store));
+        }
+        let parts = Parts { health, ..Parts::new(&config.name, store) };
+        let volume = Volume::open(parts).map_err(AttachError::kernel("cannot open the unit"))?;
+        let client = volume::Attachment::new(volume, config.read_only);
+        let access = Arc::new(Access::new(client));
+        let mut record = match earlier {
+            Some(earlier) => Record { process: std::process::id(), ..earlier },
+            None => Record::new(config, kind, random::number(), count as u16, unit),
+        };
+        record.size_bytes = access.bytes();
+        record.health = text_of(&remote.path_health());
+        let tasks = Tasks::start(&cores, &access, &mut record, place)?;
+        place.write(&record)?;
+        link::create(&record);
+        let size_watch = Arc::new(SizeWatch(Notify::new()));
+        let listener: Weak<SizeWatch> = Arc::downgrade(&size_watch);
+        remote.status().subscribe(listener);
+        Ok(Started { record, cores, remote, access, tasks, size_watch })
+    }
+
+    /// Returns what others see of it.
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// Follows the size of the unit and the health of its paths, until the disk is detached.
+    pub async fn serve(&mut self) -> Result<(), AttachError> {
+        let size_watch = self.size_watch.clone();
+        loop {
+            let paths_changed = self.remote.paths_changed();
+            self.note_health();
+            tokio::select! {
+                ending = self.tasks.ended() => return ending,
+                () = paths_changed => {}
+                () = size_watch.0.notified() => self.follow_size().await,
+            }
+        }
+    }
+
+    fn note_health(&mut self) {
+        let health = self.remote.path_health();
+        let text = text_of(&health);
+        if text == self.record.health {
+            return;
+        }
+        match &text {
+            Some(problem) => warn!(attachment = self.record.config.name, "the disk {problem}"),
+            None => info!(attachment = self.record.config.name, "all paths of the disk work"),
+        }
+        self.record.health = text;
+        self.write_record();
+    }
+
+    async fn follow_size(&mut self) {
+        let bytes = self.access.bytes();
+        if bytes == self.record.size_bytes {
+            return;
+        }
+        let disk = Disk::of(&self.record);
+        let resized = threads::run_detached("resize", move || disk.resize(bytes)).await;
+        let name = self.record.config.name.as_str();
+        match resized.flatten() {
+            Ok(()) => info!(attachment = name, bytes, "the size of the disk has changed"),
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                warn!(
+                    attachment = name,
+                    bytes,
+                    "this kernel cannot change the size of the disk: detach it and attach it again"
+                );
+                return;
+            }
+            Err(error) => {
+                warn!(attachment = name, bytes, %error, "the size of the disk was not changed");
+                return;
+            }
+        }
+        self.record.size_bytes = bytes;
+        self.write_record();
+    }
+
+    fn write_record(&self) {
+        if let Err(error) = self.place.write(&self.record) {
+            warn!(attachment = self.record.config.name, %error, "the state of the attachment cannot be written");
+        }
+    }
+
+    /// Ends the process of the disk, which waits for the next one: completes the requests that were begun, makes them durable, and logs
+    /// out.
+    pub fn suspend(self) -> Result<(), AttachError> {
+        self.tasks.stop();
+        self.end(false)
+    }
+
+    /// Ends after the disk was detached: makes all writes durable and logs out.
+    pub fn finish(self) -> Result<(), AttachError> {
+        self.end(true)
+    }
+
+    fn end(self, is_detached: bool) -> Result<(), AttachError> {
+        let Self { place, record, cores, remote, access, mut tasks, .. } = self;
+        let limit = time::now() + ENDING_LIMIT;
+        let (done, answer) = mpsc::channel();
+        let flushed = access.clone();
+        cores.spawn_on(0, move || async move {
+            tasks.wait_for_all(limit).await;
+            drop(done.send(flushed.flush().await));
+        });
+        let flushed = answer.recv_timeout(ENDING_LIMIT * 2);
+        let mut logged_out = remote.logged_out();
+        drop((access, remote));
+        let (done, answer) = mpsc::channel();
+        cores.spawn_on(0, move || async move {
+            let _ = logged_out.wait_for(|is_done| *is_done).await;
+            let _ = done.send(());
+        });
+        let _ = answer.recv_timeout(LOGOUT_LIMIT);
+        if is_detached {
+            link::remove(&record);
+            place.remove();
+        }
+        let name = record.config.name;
+        match flushed {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(AttachError::Kernel {
+                what: format!(
+                    "attachment {name}: the last writes are not durable; check the server of the unit"
+                ),
+                source: io::Error::other(error.to_string()),
+            }),
+            Err(_) => Err(AttachError::Kernel {
+                what: format!("attachment {name}: the last writes were not made durable in time"),
+                source: io::ErrorKind::TimedOut.into(),
+            }),
+        }
+    }
+}
+
+/// Returns the problem of a disk, if it has one.
+fn text_of(health: &VolumeHealth) -> Option<String> {
+    match health {
+        VolumeHealth::Online => None,
+        VolumeHealth::Degraded { reason } | VolumeHealth::OutOfService { reason } => {
+            Some(reason.clone())
+        }
+    }
+}
+
+impl Ending {
+    fn into_result(self) -> Result<(), AttachError> {
+        match self {
+            Self::Detached | Self::Stopped => Ok(()),
+            Self::Failed(source) => Err(AttachError::Kernel {
+                what: "the kernel's side of the disk failed".into(),
+                source,
+            }),
+        }
+    }
+}
+
+impl Record {
+    /// Returns the path of the block device or of the socket.
+    pub fn path(&self) -> PathBuf {
+        Disk::of(self).path()
+    }
+}

@@ -1,0 +1,104 @@
+//! The end of attachments, and who uses their disks.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+use sarsen_io::process::OPEN_EXCLUSIVELY;
+
+use super::disk::Disk;
+use super::record::{Listed, Place, folder};
+use super::{AttachError, DiskKind, LOCK_LIMIT, link};
+
+/// How long the process of a disk may take to end after its disk was removed: it makes its last writes durable and logs out.
+const ENDING_LIMIT: Duration = Duration::from_secs(75);
+
+/// Detaches a disk: writes the page cache back, removes the disk, and waits for the end of its process. A disk in use is only removed
+/// with `force`.
+pub fn detach(listed: &Listed, force: bool) -> Result<(), AttachError> {
+    let Listed { record, is_served } = listed;
+    let disk = Disk::of(record);
+    let path = disk.path();
+    let is_device = record.kind != DiskKind::NbdSocket;
+    if is_device && !force {
+        refuse_used(&path)?;
+    }
+    if is_device && *is_served {
+        let synced = File::open(&path).and_then(|device| device.sync_all());
+        match synced {
+            Err(error) if error.kind() == io::ErrorKind::NotFound || force => {}
+            synced => synced.map_err(AttachError::kernel(format!(
+                "{}: the last writes failed; --force detaches it anyway",
+                path.display()
+            )))?,
+        }
+    }
+    match disk.remove() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        removed => {
+            removed.map_err(AttachError::kernel(format!("{} cannot be removed", path.display())))?
+        }
+    }
+    if !is_device && *is_served {
+        let ended = sarsen_io::process::terminate(record.process);
+        ended
+            .map_err(AttachError::kernel(format!("process {} cannot be ended", record.process)))?;
+    }
+    let name = &record.config.name;
+    let place = folder().join(name);
+    let limit = if *is_served { ENDING_LIMIT } else { LOCK_LIMIT };
+    // The process removes the folder itself. If it was killed, nothing else does.
+    match Place::lock(name, place.clone(), limit) {
+        Ok(locked) if place.exists() => {
+            link::remove(record);
+            locked.remove();
+        }
+        Ok(_) => {}
+        Err(AttachError::Attached { .. }) => {
+            return Err(AttachError::Kernel {
+                what: format!("the disk is detached, but process {} does not end", record.process),
+                source: io::ErrorKind::TimedOut.into(),
+            });
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(())
+}
+
+/// Refuses a device that is mounted, part of another device, or open in a program.
+fn refuse_used(path: &Path) -> Result<(), AttachError> {
+    let device = path.display().to_string();
+    let in_use = |user: String| AttachError::InUse { device: device.clone(), user };
+    if let Some(program) = program_with(path) {
+        return Err(in_use(program));
+    }
+    let exclusive = OpenOptions::new().read(true).custom_flags(OPEN_EXCLUSIVELY).open(path);
+    match exclusive {
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+            Err(in_use("it is mounted, or part of another device".to_owned()))
+        }
+        // A disk that the kernel has lost already has no users.
+        _ => Ok(()),
+    }
+}
+
+/// Returns a program that has a file open.
+fn program_with(path: &Path) -> Option<String> {
+    let processes = fs::read_dir("/proc").ok()?;
+    for process in processes.flatten() {
+        let Some(number) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok())
+        else {
+            continue;
+        };
+        let Ok(descriptors) = fs::read_dir(process.path().join("fd")) else { continue };
+        let mut targets =
+            descriptors.flatten().filter_map(|descriptor| fs::read_link(descriptor.path()).ok());
+        if targets.any(|target| target == path) {
+            let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+            return Some(format!("process {number} ({}) has it open", name.trim()));
+        }
+    }
+    None
+}
