@@ -34,10 +34,10 @@ const FILE_LIMIT: u64 = 1 << 20;
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// The URL of the disk, `iscsi://[USER@]HOST[:PORT][,HOST[:PORT]...]/TARGET/LUN`, or the name of an attachment: one of the file,
-    /// or one whose process has ended. Its disk then continues. The secret of USER is in a file, or in `LIBISCSI_CHAP_PASSWORD`.
+    /// or one whose process has ended, whose disk then continues. The secret of USER is in a file, or in `LIBISCSI_CHAP_PASSWORD`.
     #[arg(value_name = "URL|NAME")]
-    unit: String,
-    /// Name of the attachment. The disk is /dev/sarsen/NAME. Default: the end of the target's name.
+    url_or_name: String,
+    /// Name of the attachment. /dev/sarsen/NAME leads to its block device. Default: the end of the target's name.
     #[arg(long)]
     name: Option<String>,
     /// Kind of the disk: `ublk` or `nbd` (block devices of the kernel, which need root), or `nbd-socket` (a socket for QEMU and other
@@ -113,6 +113,8 @@ struct Described<'a> {
     served: bool,
     /// The problem of the paths, if they have one.
     problem: Option<&'a str>,
+    /// Why the last writes are not durable, if the process ended so.
+    lost_writes: Option<&'a str>,
 }
 
 impl<'a> Described<'a> {
@@ -127,7 +129,8 @@ impl<'a> Described<'a> {
             read_only: config.read_only,
             process: record.process,
             served,
-            problem: record.health.as_deref(),
+            problem: record.path_problem.as_deref(),
+            lost_writes: record.lost_writes.as_deref(),
         }
     }
 }
@@ -141,16 +144,18 @@ fn word<T: Words + Send + Sync>(text: &str) -> Result<T, String> {
 impl Arguments {
     /// Returns the attachment that the arguments describe or name.
     fn config(&self) -> anyhow::Result<AttachmentConfig> {
-        if !self.unit.contains("://") {
+        if !self.url_or_name.contains("://") {
             self.refuse_changes()?;
             return self.named();
         }
-        let url: RemoteUrl = self.unit.parse().map_err(|problem: String| {
-            UsageError(match problem.contains("has no secret") {
-                true => "the URL must not contain the secret, which others could read: use --secret-file, or LIBISCSI_CHAP_PASSWORD"
-                    .to_owned(),
-                false => problem,
-            })
+        let url: RemoteUrl = self.url_or_name.parse().map_err(|problem: String| {
+            if problem.contains("has no secret") {
+                return UsageError(
+                    "the URL must not contain the secret, which others could read: use --secret-file, or LIBISCSI_CHAP_PASSWORD"
+                        .to_owned(),
+                );
+            }
+            UsageError(problem)
         })?;
         let mut config = AttachmentConfig::new(url);
         if let Some(name) = &self.name {
@@ -191,14 +196,19 @@ impl Arguments {
         if !has_options {
             return Ok(());
         }
+        let remedy = if self.url_or_name.contains('/') {
+            "a URL begins with iscsi://"
+        } else {
+            "change them in its file, or give the URL of the disk"
+        };
         Err(UsageError(format!(
-            "{}: an attachment that is named has the options of the file, or those that it had; name a URL to choose others",
-            self.unit
+            "{}: options cannot be given with the name of an attachment; {remedy}",
+            self.url_or_name
         )))
     }
 
     fn named(&self) -> anyhow::Result<AttachmentConfig> {
-        let name = &self.unit;
+        let name = &self.url_or_name;
         let listed = read_file(&self.file)?;
         if let Some(found) = listed.into_iter().find(|attachment| attachment.name == *name) {
             return Ok(found);
@@ -242,7 +252,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 fn start(config: &AttachmentConfig, json: bool) -> anyhow::Result<()> {
     let folder = record::folder().join(&config.name);
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).with_context(|| {
-        format!("cannot create {}; run this as root, or set XDG_RUNTIME_DIR", folder.display())
+        format!(
+            "cannot create {}; run this as root, or set SARSEN_ATTACHMENTS to a folder of yours",
+            folder.display()
+        )
     })?;
     let path = folder.join("log");
     let mut log =
@@ -254,7 +267,7 @@ fn start(config: &AttachmentConfig, json: bool) -> anyhow::Result<()> {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log.try_clone()?);
     // The terminal's signals are for the programs in its foreground.
-    command.process_group(0).current_dir("/");
+    command.process_group(0);
     let mut child = command.spawn().context("cannot start the process of the disk")?;
     let mut line = String::new();
     if let Some(output) = child.stdout.take() {
@@ -284,6 +297,8 @@ fn serve(config: &AttachmentConfig, json: bool) -> anyhow::Result<()> {
     if let Err(error) = process::keep_memory_private() {
         warn!(%error, "a core dump of this process would hold secrets");
     }
+    // Its paths are absolute, and no folder of the caller stays in use.
+    std::env::set_current_dir("/")?;
     let mut attached = Attached::start(config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let ended = runtime.block_on(async {
@@ -312,7 +327,7 @@ fn serve(config: &AttachmentConfig, json: bool) -> anyhow::Result<()> {
             attached.finish()?;
         }
         Ok(false) => {
-            info!("this process ends; the disk waits for the next one");
+            info!("ending on a signal; `sarsen attach` continues the disk");
             attached.suspend()?;
         }
         Err(error) => {
@@ -358,6 +373,10 @@ pub(crate) fn list(arguments: &ListArguments) -> anyhow::Result<()> {
     let rows: Vec<[String; 5]> = described
         .map(|described| {
             let state = match (described.served, described.problem) {
+                (false, _) if described.lost_writes.is_some() => format!(
+                    "its last writes are not durable; continue it: sarsen attach {}",
+                    described.name
+                ),
                 (false, _) => format!("waits for its process: sarsen attach {}", described.name),
                 (true, Some(problem)) => problem.to_owned(),
                 (true, None) => "in service".to_owned(),

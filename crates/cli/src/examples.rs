@@ -427,8 +427,8 @@ const EXAMPLES: &[(&str, &[Example])] = &[
         "attach",
         &[
             (
-                "Attach a disk over two paths, and mount it",
-                "sarsen attach iscsi://192.0.2.1,192.0.2.2/iqn.2026-11.io.sarsen:data/0 && mount /dev/sarsen/data /mnt",
+                "Attach a disk over two paths",
+                "sarsen attach iscsi://192.0.2.1,192.0.2.2/iqn.2026-11.io.sarsen:data/0",
             ),
             (
                 "Provide a disk to QEMU, without root",

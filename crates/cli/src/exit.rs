@@ -209,7 +209,9 @@ fn attach(error: &AttachError) -> u8 {
         }
         AttachError::Unit(error) if error.is_in_use() => CONFLICT,
         AttachError::Unit(_) => UNREACHABLE,
-        AttachError::Kernel { .. } => FAILED,
+        AttachError::NoDevice { .. }
+        | AttachError::LostWrites { .. }
+        | AttachError::System { .. } => FAILED,
     }
 }
 

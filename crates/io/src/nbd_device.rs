@@ -87,8 +87,8 @@ impl Device {
         Ok(Self { number })
     }
 
-    /// Returns the device with this number.
-    pub const fn existing(number: u32) -> Self {
+    /// Returns the device with this number, without a check that it exists.
+    pub const fn with_number(number: u32) -> Self {
         Self { number }
     }
 

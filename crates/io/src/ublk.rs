@@ -79,13 +79,12 @@ impl Device {
         Ok(())
     }
 
-    /// Creates a device, which does not exist for others before [`Self::start`]. `identity` recognises it later.
-    pub fn create(options: &DeviceOptions, identity: u64) -> io::Result<Self> {
+    /// Creates a device, which does not exist for others before [`Self::start`]. `tag` recognises it later.
+    pub fn create(options: &DeviceOptions, tag: u64) -> io::Result<Self> {
         let control = Control::open()?;
         let can_resize = control.features()? & UPDATE_SIZE;
         let flags = FEATURES | can_resize;
-        let wanted =
-            DeviceInformation::wanted((options.queues, DEPTH), REQUEST_BYTES, flags, identity);
+        let wanted = DeviceInformation::wanted((options.queues, DEPTH), REQUEST_BYTES, flags, tag);
         let information = control.add(wanted)?;
         let mut device = Self::of(&information);
         let created = control
@@ -101,11 +100,11 @@ impl Device {
 
     /// Takes over the device of a process that has ended. Its requests wait until [`Self::start`]. [`io::ErrorKind::NotFound`]: there
     /// is no device with this number, or another one.
-    pub fn recover(number: u32, identity: u64) -> io::Result<Self> {
+    pub fn recover(number: u32, tag: u64) -> io::Result<Self> {
         let control = Control::open()?;
         let deadline = crate::time::now() + RECOVERY_LIMIT;
         let information = loop {
-            let information = information(&control, number, identity)?;
+            let information = information(&control, number, tag)?;
             if information.state == QUIESCED {
                 break information;
             }
@@ -121,8 +120,8 @@ impl Device {
     }
 
     /// Returns a device, to delete or to resize it: see [`Self::recover`].
-    pub fn existing(number: u32, identity: u64) -> io::Result<Self> {
-        Ok(Self::of(&information(&Control::open()?, number, identity)?))
+    pub fn existing(number: u32, tag: u64) -> io::Result<Self> {
+        Ok(Self::of(&information(&Control::open()?, number, tag)?))
     }
 
     fn of(information: &DeviceInformation) -> Self {
@@ -196,9 +195,9 @@ impl Device {
     }
 }
 
-fn information(control: &Control, number: u32, identity: u64) -> io::Result<DeviceInformation> {
+fn information(control: &Control, number: u32, tag: u64) -> io::Result<DeviceInformation> {
     match control.information(number) {
-        Ok(information) if information.identity == identity => Ok(information),
+        Ok(information) if information.tag == tag => Ok(information),
         Ok(_) => Err(io::ErrorKind::NotFound.into()),
         Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {
             Err(io::ErrorKind::NotFound.into())

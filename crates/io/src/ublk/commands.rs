@@ -22,7 +22,7 @@ pub(super) struct DeviceInformation {
     padding_2: u32,
     pub(super) flags: u64,
     /// Not used by the kernel (`ublksrv_flags`).
-    pub(super) identity: u64,
+    pub(super) tag: u64,
     owner: [u32; 2],
     reserved: [u64; 2],
 }
@@ -35,18 +35,10 @@ impl DeviceInformation {
         (queues, queue_depth): (u16, u16),
         maximum_request_bytes: u32,
         flags: u64,
-        identity: u64,
+        tag: u64,
     ) -> Self {
         let number = NO_DEVICE;
-        Self {
-            queues,
-            queue_depth,
-            maximum_request_bytes,
-            number,
-            flags,
-            identity,
-            ..Self::default()
-        }
+        Self { queues, queue_depth, maximum_request_bytes, number, flags, tag, ..Self::default() }
     }
 }
 

@@ -217,14 +217,14 @@ impl Queue {
     }
 
     /// Returns the data of a write.
-    pub fn data(&self, request: &Request) -> io::Result<Buffer> {
+    pub fn read_data(&self, request: &Request) -> io::Result<Buffer> {
         let mut buffer = Buffer::for_overwrite(request.length as usize);
         self.channel.read_exact_at(&mut buffer, self.place(request.tag))?;
         Ok(buffer)
     }
 
     /// Passes the data of a read to the kernel.
-    pub fn give(&self, tag: u16, data: Data) -> io::Result<()> {
+    pub fn write_data(&self, tag: u16, data: Data) -> io::Result<()> {
         self.channel.write_all_at(&data.into_buffer(), self.place(tag))
     }
 

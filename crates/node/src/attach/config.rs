@@ -105,10 +105,10 @@ impl AttachmentConfig {
         let chap = &self.url.url().chap;
         let problem = match self {
             Self { kind: Some(DiskKind::NbdSocket), socket: None, .. } => {
-                "socket: nbd-socket needs the path of its socket"
+                "socket: nbd-socket needs a path; add --socket PATH, or socket = \"PATH\" in the file"
             }
             Self { kind, socket: Some(_), .. } if *kind != Some(DiskKind::NbdSocket) => {
-                "socket: only nbd-socket has a socket; remove it, or choose nbd-socket"
+                "socket: only a disk as nbd-socket has one; add --as nbd-socket, or as = \"nbd-socket\" in the file"
             }
             Self { socket: Some(socket), .. } if !socket.is_absolute() => {
                 "socket: the path must be absolute"

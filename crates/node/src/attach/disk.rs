@@ -15,10 +15,12 @@ use sarsen_wire::nbd::ErrorCode;
 use tokio::sync::{mpsc, watch};
 use tracing::warn;
 
-use super::record::{Place, Record};
+use super::record::{AttachmentFolder, Record};
 use super::{AttachError, AttachmentConfig, DiskKind, nbd, ublk};
 use crate::fronts::nbd::{RequestError, execute, export_of, failed};
 
+const UBLK_MODULE: &str = "ublk_drv";
+const NBD_MODULE: &str = "nbd";
 /// Maximum length of the data of a request.
 pub(super) const MAXIMUM_PAYLOAD: u32 = 32 << 20;
 
@@ -26,14 +28,14 @@ pub(super) const MAXIMUM_PAYLOAD: u32 = 32 << 20;
 pub(super) struct Access {
     client: Arc<Attachment>,
     block_size: BlockSize,
-    /// Requests in pieces go on when their process ends: they are completed first.
-    never: watch::Sender<bool>,
+    /// Never changes to true: open requests are completed before their process ends.
+    cancelled: watch::Sender<bool>,
 }
 
 impl Access {
     pub(super) fn new(client: Attachment) -> Self {
         let block_size = client.volume().geometry().block_size;
-        Self { client: Arc::new(client), block_size, never: watch::Sender::new(false) }
+        Self { client: Arc::new(client), block_size, cancelled: watch::Sender::new(false) }
     }
 
     /// Returns the current size.
@@ -60,7 +62,8 @@ impl Access {
 
     /// Starts a request, whose range is aligned to blocks.
     pub(super) fn execute(&self, operation: Operation) -> Io<Result<Outcome, ErrorCode>> {
-        let executed = execute(&self.client, self.block_size, operation, || self.never.subscribe());
+        let executed =
+            execute(&self.client, self.block_size, operation, || self.cancelled.subscribe());
         executed.map(|result| {
             result.map_err(|error| {
                 if let RequestError::Block(error) = &error {
@@ -89,7 +92,7 @@ pub(super) enum Ending {
     Failed(io::Error),
 }
 
-/// Tells a task of a disk that the process ends.
+/// Changes to true when the tasks of a disk are to end.
 pub(super) type Stop = watch::Receiver<bool>;
 /// What a task of a disk reports when it ends.
 pub(super) type Report = mpsc::UnboundedSender<Ending>;
@@ -106,7 +109,7 @@ impl Tasks {
         cores: &Arc<Cores>,
         access: &Arc<Access>,
         record: &mut Record,
-        place: &Place,
+        place: &AttachmentFolder,
     ) -> Result<Self, AttachError> {
         let stop = watch::Sender::new(false);
         let (report, endings) = mpsc::unbounded_channel();
@@ -123,7 +126,7 @@ impl Tasks {
         self.stop.send_replace(true);
     }
 
-    /// Waits for the end of one task: all others end for the same reason.
+    /// Waits for the end of one task. The caller then ends the others.
     pub(super) async fn ended(&mut self) -> Result<(), AttachError> {
         self.endings.recv().await.unwrap_or(Ending::Detached).into_result()
     }
@@ -143,7 +146,7 @@ impl Tasks {
 pub(super) struct Disk {
     kind: DiskKind,
     number: u32,
-    identity: u64,
+    tag: u64,
     backend: String,
     socket: PathBuf,
 }
@@ -153,7 +156,7 @@ impl Disk {
         Self {
             kind: record.kind,
             number: record.number.unwrap_or(0),
-            identity: record.identity,
+            tag: record.device_tag,
             backend: backend(record),
             socket: record.config.socket.clone().unwrap_or_default(),
         }
@@ -163,7 +166,7 @@ impl Disk {
     pub(super) fn path(&self) -> PathBuf {
         match self.kind {
             DiskKind::Ublk => format!("/dev/ublkb{}", self.number).into(),
-            DiskKind::Nbd => nbd_device::Device::existing(self.number).path(),
+            DiskKind::Nbd => nbd_device::Device::with_number(self.number).path(),
             DiskKind::NbdSocket => self.socket.clone(),
         }
     }
@@ -171,18 +174,20 @@ impl Disk {
     /// Changes its size. Clients of a socket ask for it.
     pub(super) fn resize(&self, bytes: u64) -> io::Result<()> {
         match self.kind {
-            DiskKind::Ublk => device::Device::existing(self.number, self.identity)?.resize(bytes),
-            DiskKind::Nbd => nbd_device::Device::existing(self.number).resize(&self.backend, bytes),
+            DiskKind::Ublk => device::Device::existing(self.number, self.tag)?.resize(bytes),
+            DiskKind::Nbd => {
+                nbd_device::Device::with_number(self.number).resize(&self.backend, bytes)
+            }
             DiskKind::NbdSocket => Ok(()),
         }
     }
 
-    /// Removes it from the kernel. Blocks until its process has closed it.
-    pub(super) fn remove(&self) -> io::Result<()> {
+    /// Removes the block device. A socket has none. That of ublk is removed when its process has closed its queues.
+    pub(super) fn remove_device(&self) -> io::Result<()> {
         match self.kind {
-            DiskKind::Ublk => device::Device::existing(self.number, self.identity)?.delete(),
+            DiskKind::Ublk => device::Device::existing(self.number, self.tag)?.delete(),
             DiskKind::Nbd if nbd::exists(self.number, &self.backend) => {
-                nbd_device::Device::existing(self.number).disconnect()
+                nbd_device::Device::with_number(self.number).disconnect()
             }
             DiskKind::Nbd => Err(io::ErrorKind::NotFound.into()),
             DiskKind::NbdSocket => Ok(()),
@@ -192,34 +197,37 @@ impl Disk {
 
 /// Returns the text that identifies a device of the kernel's NBD client.
 pub(super) fn backend(record: &Record) -> String {
-    format!("sarsen {} {:016x}", record.config.name, record.identity)
+    format!("sarsen {} {:016x}", record.config.name, record.device_tag)
 }
 
 /// Returns the kind of a new disk: the configured one if the kernel has it, otherwise the best one that it has.
 pub(super) fn choose(config: &AttachmentConfig) -> Result<DiskKind, AttachError> {
-    let ublk = || with_module("ublk_drv", device::Device::probe);
-    let nbd = || with_module("nbd", nbd_device::Device::probe);
+    let ublk = || with_module(UBLK_MODULE, device::Device::probe);
+    let nbd = || with_module(NBD_MODULE, nbd_device::Device::probe);
     match config.kind {
         Some(DiskKind::NbdSocket) => Ok(DiskKind::NbdSocket),
         Some(DiskKind::Ublk) => {
-            ublk().map(|()| DiskKind::Ublk).map_err(|error| missing("ublk", error))
+            ublk().map(|()| DiskKind::Ublk).map_err(|error| missing("ublk", UBLK_MODULE, error))
         }
-        Some(DiskKind::Nbd) => nbd().map(|()| DiskKind::Nbd).map_err(|error| missing("nbd", error)),
+        Some(DiskKind::Nbd) => {
+            nbd().map(|()| DiskKind::Nbd).map_err(|error| missing("nbd", NBD_MODULE, error))
+        }
         None if ublk().is_ok() => Ok(DiskKind::Ublk),
-        None => nbd().map(|()| DiskKind::Nbd).map_err(|error| missing("ublk or nbd", error)),
+        None => nbd()
+            .map(|()| DiskKind::Nbd)
+            .map_err(|error| missing("ublk or nbd", "ublk_drv or nbd", error)),
     }
 }
 
-fn missing(kind: &str, error: io::Error) -> AttachError {
-    const OTHERWISE: &str = "a disk as nbd-socket needs neither: --as nbd-socket --socket PATH";
-    let what = match error.kind() {
-        io::ErrorKind::PermissionDenied => format!("a disk as {kind} needs root; {OTHERWISE}"),
+fn missing(kind: &'static str, module: &'static str, error: io::Error) -> AttachError {
+    let problem = match error.kind() {
+        io::ErrorKind::PermissionDenied => "it needs root".to_owned(),
         io::ErrorKind::NotFound => {
-            format!("this kernel has no {kind}: load its module (ublk_drv or nbd); {OTHERWISE}")
+            format!("this kernel does not have it: load its module, {module}")
         }
-        _ => format!("this kernel cannot provide a disk as {kind}; {OTHERWISE}"),
+        _ => error.to_string(),
     };
-    AttachError::Kernel { what, source: error }
+    AttachError::NoDevice { kind, problem }
 }
 
 /// Tries whether the kernel has a driver, and loads its module if it has not.

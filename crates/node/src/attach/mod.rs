@@ -4,12 +4,12 @@
 //! describes an attachment, [`record`] lists those of this machine.
 
 mod config;
+mod detach;
 mod disk;
 mod link;
 mod nbd;
 pub mod record;
 mod ublk;
-mod usage;
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -27,18 +27,19 @@ use tokio::sync::Notify;
 use tracing::{info, warn};
 
 pub use self::config::{AttachmentConfig, DiskKind, parse_file};
+pub use self::detach::detach;
 use self::disk::{Access, Disk, Ending, Tasks};
-use self::record::{Place, Record};
-pub use self::usage::detach;
+use self::record::{AttachmentFolder, Record};
+
 use crate::machine::machine_identity;
 use crate::stores::{RemoteAccess, RemoteStore, RemoteUnit, StoreCores, StoreError};
 
 /// Maximum number of cores of an attachment, each with a queue or a connection of the disk.
 const CORES: usize = 4;
-/// Maximum time for the requests that a process has when it ends, and for its last flush.
-const ENDING_LIMIT: Duration = Duration::from_secs(30);
+/// Maximum time for the requests that a process has when it ends, and again for its last flush.
+const FLUSH_LIMIT: Duration = Duration::from_secs(30);
 const LOGOUT_LIMIT: Duration = Duration::from_secs(5);
-/// How long a process may take to end after its disk was detached, and one that was killed to be gone.
+/// Maximum wait for the lock of an attachment that no process should serve.
 pub(crate) const LOCK_LIMIT: Duration = Duration::from_secs(2);
 
 /// The reason why nothing was attached or detached.
@@ -49,7 +50,7 @@ pub enum AttachError {
     Invalid(String),
     /// A process serves the attachment already.
     #[error(
-        "attachment {name}: it is attached already ({device}); detach it first, or choose another --name"
+        "attachment {name}: it is attached already ({device}); to attach it again, detach it first: sarsen detach {name}"
     )]
     Attached {
         /// Its name.
@@ -71,6 +72,16 @@ pub enum AttachError {
         /// The difference.
         difference: String,
     },
+    /// The kernel provides no such disk.
+    #[error(
+        "a disk as {kind} is not possible: {problem}. `--as nbd-socket --socket PATH` needs neither root nor a module"
+    )]
+    NoDevice {
+        /// The kind of the disk.
+        kind: &'static str,
+        /// The problem, and the remedy.
+        problem: String,
+    },
     /// The disk is in use.
     #[error(
         "{device} is in use: {user}; unmount it or end that program, or use --force, which fails its requests"
@@ -84,9 +95,19 @@ pub enum AttachError {
     /// The unit cannot be used.
     #[error(transparent)]
     Unit(#[from] StoreError),
-    /// The kernel cannot do it.
+    /// The last writes are lost, or will be with the server of the unit.
+    #[error(
+        "attachment {name}: the last writes are not durable: {reason}; check the server of the unit, and the file system"
+    )]
+    LostWrites {
+        /// Its name.
+        name: String,
+        /// The reason.
+        reason: String,
+    },
+    /// The system cannot do it.
     #[error("{what}: {source}")]
-    Kernel {
+    System {
         /// What failed, and what to do.
         what: String,
         /// The system's error.
@@ -96,14 +117,14 @@ pub enum AttachError {
 
 impl AttachError {
     /// Returns a function that adds what failed to an error of the system.
-    fn kernel(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
-        |source| Self::Kernel { what: what.into(), source }
+    fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        |source| Self::System { what: what.into(), source }
     }
 }
 
 /// An attachment that this process serves.
 pub struct Attached {
-    place: Place,
+    place: AttachmentFolder,
     record: Record,
     cores: Arc<Cores>,
     remote: Arc<RemoteStore>,
@@ -135,7 +156,7 @@ impl Attached {
     /// Opens the unit, and creates its disk or continues the one that waits for a process. Blocks the thread, which must not be a core.
     pub fn start(config: &AttachmentConfig) -> Result<Self, AttachError> {
         config.check()?;
-        let place = Place::claim(&config.name)?;
+        let place = AttachmentFolder::claim(&config.name)?;
         let earlier = place.read()?;
         let is_new = earlier.is_none();
         match Self::start_at(&place, earlier, config) {
@@ -152,7 +173,7 @@ impl Attached {
     }
 
     fn start_at(
-        place: &Place,
+        place: &AttachmentFolder,
         earlier: Option<Record>,
         config: &AttachmentConfig,
     ) -> Result<Started, AttachError> {
@@ -165,7 +186,7 @@ impl Attached {
         };
         let count = std::thread::available_parallelism().map_or(1, NonZeroUsize::get).min(CORES);
         let cores = Cores::start(NonZeroUsize::new(count), FileEngine::Pool, Spin::Auto);
-        let cores = Arc::new(cores.map_err(AttachError::kernel("cannot start threads"))?);
+        let cores = Arc::new(cores.map_err(AttachError::system("cannot start threads"))?);
         let access = RemoteAccess {
             cores: StoreCores(Arc::downgrade(&cores)),
             machine: machine_identity(),
@@ -191,15 +212,20 @@ impl Attached {
             store = Arc::new(ReadOnly::new(store));
         }
         let parts = Parts { health, ..Parts::new(&config.name, store) };
-        let volume = Volume::open(parts).map_err(AttachError::kernel("cannot open the unit"))?;
+        let volume = Volume::open(parts).map_err(AttachError::system("cannot open the unit"))?;
         let client = volume::Attachment::new(volume, config.read_only);
         let access = Arc::new(Access::new(client));
         let mut record = match earlier {
-            Some(earlier) => Record { process: std::process::id(), ..earlier },
+            Some(earlier) => Record {
+                config: config.clone(),
+                process: std::process::id(),
+                lost_writes: None,
+                ..earlier
+            },
             None => Record::new(config, kind, random::number(), count as u16, unit),
         };
         record.size_bytes = access.bytes();
-        record.health = text_of(&remote.path_health());
+        record.path_problem = text_of(&remote.path_health());
         let tasks = Tasks::start(&cores, &access, &mut record, place)?;
         place.write(&record)?;
         link::create(&record);
@@ -209,7 +235,7 @@ impl Attached {
         Ok(Started { record, cores, remote, access, tasks, size_watch })
     }
 
-    /// Returns what others see of it.
+    /// Returns its record.
     pub fn record(&self) -> &Record {
         &self.record
     }
@@ -219,7 +245,7 @@ impl Attached {
         let size_watch = self.size_watch.clone();
         loop {
             let paths_changed = self.remote.paths_changed();
-            self.note_health();
+            self.note_paths();
             tokio::select! {
                 ending = self.tasks.ended() => return ending,
                 () = paths_changed => {}
@@ -228,17 +254,17 @@ impl Attached {
         }
     }
 
-    fn note_health(&mut self) {
+    fn note_paths(&mut self) {
         let health = self.remote.path_health();
         let text = text_of(&health);
-        if text == self.record.health {
+        if text == self.record.path_problem {
             return;
         }
         match &text {
             Some(problem) => warn!(attachment = self.record.config.name, "the disk {problem}"),
             None => info!(attachment = self.record.config.name, "all paths of the disk work"),
         }
-        self.record.health = text;
+        self.record.path_problem = text;
         self.write_record();
     }
 
@@ -289,14 +315,14 @@ impl Attached {
 
     fn end(self, is_detached: bool) -> Result<(), AttachError> {
         let Self { place, record, cores, remote, access, mut tasks, .. } = self;
-        let limit = time::now() + ENDING_LIMIT;
+        let limit = time::now() + FLUSH_LIMIT;
         let (done, answer) = mpsc::channel();
         let flushed = access.clone();
         cores.spawn_on(0, move || async move {
             tasks.wait_for_all(limit).await;
             drop(done.send(flushed.flush().await));
         });
-        let flushed = answer.recv_timeout(ENDING_LIMIT * 2);
+        let flushed = answer.recv_timeout(FLUSH_LIMIT * 2);
         let mut logged_out = remote.logged_out();
         drop((access, remote));
         let (done, answer) = mpsc::channel();
@@ -305,23 +331,27 @@ impl Attached {
             let _ = done.send(());
         });
         let _ = answer.recv_timeout(LOGOUT_LIMIT);
+        let lost = match flushed {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some("the server did not answer in time".to_owned()),
+        };
         if is_detached {
             link::remove(&record);
-            place.remove();
         }
-        let name = record.config.name;
-        match flushed {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(AttachError::Kernel {
-                what: format!(
-                    "attachment {name}: the last writes are not durable; check the server of the unit"
-                ),
-                source: io::Error::other(error.to_string()),
-            }),
-            Err(_) => Err(AttachError::Kernel {
-                what: format!("attachment {name}: the last writes were not made durable in time"),
-                source: io::ErrorKind::TimedOut.into(),
-            }),
+        match lost {
+            None => {
+                if is_detached {
+                    place.remove();
+                }
+                Ok(())
+            }
+            // `sarsen detach`, or the next process, finds the record.
+            Some(reason) => {
+                let name = record.config.name.clone();
+                place.write(&Record { lost_writes: Some(reason.clone()), ..record })?;
+                Err(AttachError::LostWrites { name, reason })
+            }
         }
     }
 }
@@ -340,7 +370,7 @@ impl Ending {
     fn into_result(self) -> Result<(), AttachError> {
         match self {
             Self::Detached | Self::Stopped => Ok(()),
-            Self::Failed(source) => Err(AttachError::Kernel {
+            Self::Failed(source) => Err(AttachError::System {
                 what: "the kernel's side of the disk failed".into(),
                 source,
             }),

@@ -24,7 +24,7 @@ use tracing::{debug, warn};
 
 use super::AttachError;
 use super::disk::{Access, Ending, MAXIMUM_PAYLOAD, Report, Stop, backend};
-use super::record::{Place, Record};
+use super::record::{AttachmentFolder, Record};
 
 const SCRATCH_LENGTH: usize = 64 * 1024;
 /// Maximum number of bytes that a turn receives before it answers.
@@ -66,16 +66,17 @@ pub(super) fn start_device(
     cores: &Arc<Cores>,
     access: &Arc<Access>,
     record: &mut Record,
-    place: &Place,
+    place: &AttachmentFolder,
     (stop, report): (&watch::Sender<bool>, &Report),
 ) -> Result<(), AttachError> {
     let backend: Arc<str> = backend(record).into();
-    let existing = record.number.filter(|number| exists(*number, &backend)).map(Device::existing);
+    let existing =
+        record.number.filter(|number| exists(*number, &backend)).map(Device::with_number);
     let (socket, device) = match existing {
         Some(device) => (None, device),
         None => {
             let (own, theirs) =
-                UnixStream::pair().map_err(AttachError::kernel("cannot create sockets"))?;
+                UnixStream::pair().map_err(AttachError::system("cannot create sockets"))?;
             let options = DeviceOptions {
                 bytes: access.bytes(),
                 block_bytes: access.block_size().bytes() as u32,
@@ -83,7 +84,7 @@ pub(super) fn start_device(
                 backend: &backend,
             };
             let created = Device::connect(&options, &theirs);
-            (Some(own), created.map_err(AttachError::kernel("cannot create a disk as nbd"))?)
+            (Some(own), created.map_err(AttachError::system("cannot create a disk as nbd"))?)
         }
     };
     record.number = Some(device.number());
@@ -150,8 +151,10 @@ pub(super) fn start_socket(
 ) -> Result<(), AttachError> {
     let path = record.config.socket.clone().unwrap_or_default();
     let listener = LocalListener::bind(&path);
-    let listener =
-        listener.map_err(AttachError::kernel(format!("cannot listen at {}", path.display())))?;
+    let listener = listener.map_err(AttachError::system(format!(
+        "cannot listen at {}: choose a path in an existing folder, where no other file is",
+        path.display()
+    )))?;
     let (access, weak) = (access.clone(), Arc::downgrade(cores));
     let (mut stop, report) = (stop.subscribe(), report.clone());
     cores.spawn_on(0, move || async move {

@@ -1,5 +1,4 @@
-//! The attachments of this machine: a folder each, with a record that every program can read. The process that serves an attachment
-//! holds a lock on its folder.
+//! The attachments of this machine: a folder each, with a record. The process that serves an attachment holds a lock on its folder.
 
 use std::fs;
 use std::io;
@@ -27,25 +26,28 @@ const RECORD_LIMIT: usize = 1 << 20;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Record {
-    /// How it was attached.
+    /// The configuration with which it was attached last.
     pub config: AttachmentConfig,
     /// The kind of the disk.
     #[serde(rename = "as", with = "words")]
     pub kind: DiskKind,
     /// The number of the block device.
     pub number: Option<u32>,
-    /// Recognises the block device: numbers are used again.
-    pub identity: u64,
-    /// Number of the disk's queues or connections.
-    pub channels: u16,
+    /// Recognises the block device: the kernel uses numbers again.
+    pub device_tag: u64,
+    /// Number of the queues of a disk as ublk.
+    pub queues: u16,
     /// The identifier of the unit.
-    pub unit: Option<String>,
+    pub unit_identifier: Option<String>,
     /// The size of the disk.
     pub size_bytes: u64,
     /// The process that serves the disk, or that did so last.
     pub process: u32,
     /// The problem of the paths, if they have one.
-    pub health: Option<String>,
+    pub path_problem: Option<String>,
+    /// Why the last writes are not durable, if the process ended so.
+    #[serde(default)]
+    pub lost_writes: Option<String>,
 }
 
 /// An attachment, and whether a process serves it.
@@ -61,9 +63,9 @@ impl Record {
     pub(super) fn new(
         config: &AttachmentConfig,
         kind: DiskKind,
-        identity: u64,
-        channels: u16,
-        unit: Option<String>,
+        device_tag: u64,
+        queues: u16,
+        unit_identifier: Option<String>,
     ) -> Self {
         let config = config.clone();
         let process = std::process::id();
@@ -71,12 +73,13 @@ impl Record {
             config,
             kind,
             number: None,
-            identity,
-            channels,
-            unit,
+            device_tag,
+            queues,
+            unit_identifier,
             size_bytes: 0,
             process,
-            health: None,
+            path_problem: None,
+            lost_writes: None,
         }
     }
 
@@ -95,14 +98,18 @@ impl Record {
             return differs(format!("its disk is {}, not {}", self.kind.name(), kind.name()));
         }
         if earlier.read_only != config.read_only {
-            return differs("its disk has another read-only".to_owned());
+            let is = if earlier.read_only { "read-only" } else { "writable" };
+            return differs(format!("its disk is {is}"));
+        }
+        if self.kind == DiskKind::NbdSocket && earlier.socket != config.socket {
+            return differs(format!("its socket is {}", self.path().display()));
         }
         Ok(())
     }
 
     /// Refuses another unit at the same URL.
     pub(super) fn check_unit(&self, unit: Option<&str>) -> Result<(), AttachError> {
-        if self.unit.as_deref() == unit {
+        if self.unit_identifier.as_deref() == unit {
             return Ok(());
         }
         let shown = |unit: Option<&str>| unit.unwrap_or("without identifier").to_owned();
@@ -110,7 +117,7 @@ impl Record {
             "{} is another unit now ({}) than that of its disk ({})",
             self.config.url,
             shown(unit),
-            shown(self.unit.as_deref())
+            shown(self.unit_identifier.as_deref())
         );
         Err(AttachError::Differs { name: self.config.name.clone(), difference })
     }
@@ -129,20 +136,20 @@ pub fn folder() -> PathBuf {
 }
 
 /// The folder of one attachment, which this process has locked.
-pub(super) struct Place {
+pub(super) struct AttachmentFolder {
     path: PathBuf,
     folder: Arc<LockedFolder>,
     file: AtomicFile,
 }
 
-impl Place {
+impl AttachmentFolder {
     /// Creates and locks the folder. [`AttachError::Attached`]: a process has it.
     pub(super) fn claim(name: &str) -> Result<Self, AttachError> {
         let path = folder().join(name);
         let what = || format!("cannot create {}", path.display());
         let mut builder = fs::DirBuilder::new();
         builder.recursive(true).mode(0o700);
-        builder.create(&path).map_err(AttachError::kernel(what()))?;
+        builder.create(&path).map_err(AttachError::system(what()))?;
         Self::lock(name, path.clone(), LOCK_LIMIT)
     }
 
@@ -156,7 +163,7 @@ impl Place {
                 return Err(AttachError::Attached { name: name.to_owned(), device });
             }
             folder => {
-                folder.map_err(AttachError::kernel(format!("cannot lock {}", path.display())))?
+                folder.map_err(AttachError::system(format!("cannot lock {}", path.display())))?
             }
         };
         let folder = Arc::new(folder);
@@ -172,7 +179,7 @@ impl Place {
         let mut text = serde_json::to_vec_pretty(record).unwrap_or_default();
         text.push(b'\n');
         let written = now(self.file.replace(Some(text)));
-        written.map_err(AttachError::kernel(format!("cannot write {}", self.file.path().display())))
+        written.map_err(AttachError::system(format!("cannot write {}", self.file.path().display())))
     }
 
     /// Removes the folder.
@@ -189,11 +196,11 @@ fn read(path: &Path) -> Result<Option<Record>, AttachError> {
     let file = AtomicFile::new(path.join(RECORD));
     let what = |problem: &str| format!("{}: {problem}", file.path().display());
     let content =
-        file.read_now(RECORD_LIMIT).map_err(AttachError::kernel(what("cannot be read")))?;
+        file.read_now(RECORD_LIMIT).map_err(AttachError::system(what("cannot be read")))?;
     let Some(content) = content else { return Ok(None) };
     let record = serde_json::from_slice(&content).map_err(io::Error::other);
     Ok(Some(
-        record.map_err(AttachError::kernel(what(
+        record.map_err(AttachError::system(what(
             "is no record of an attachment; remove its folder",
         )))?,
     ))
@@ -205,7 +212,7 @@ pub fn list() -> Result<Vec<Listed>, AttachError> {
     let entries = match fs::read_dir(&folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => {
-            entries.map_err(AttachError::kernel(format!("cannot read {}", folder.display())))?
+            entries.map_err(AttachError::system(format!("cannot read {}", folder.display())))?
         }
     };
     let mut listed = Vec::new();

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use super::AttachError;
 use super::disk::{Access, Ending, Report, Stop};
-use super::record::{Place, Record};
+use super::record::{AttachmentFolder, Record};
 
 /// Maximum length of a discard and of a range of zeroes: long enough for a file system, and short enough for one request.
 const DISCARD_BYTES: u32 = 1 << 30;
@@ -27,14 +27,14 @@ pub(super) fn start(
     cores: &Arc<Cores>,
     access: &Arc<Access>,
     record: &mut Record,
-    place: &Place,
+    place: &AttachmentFolder,
     (stop, report): (&watch::Sender<bool>, &Report),
 ) -> Result<(), AttachError> {
     let recovered = match record.number {
-        Some(number) => match Device::recover(number, record.identity) {
+        Some(number) => match Device::recover(number, record.device_tag) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             recovered => {
-                Some(recovered.map_err(AttachError::kernel("the disk cannot be continued"))?)
+                Some(recovered.map_err(AttachError::system("the disk cannot be continued"))?)
             }
         },
         None => None,
@@ -43,14 +43,14 @@ pub(super) fn start(
     let device = match recovered {
         Some(device) => device,
         None => {
-            let created = Device::create(&options(access, record.channels), record.identity);
-            created.map_err(AttachError::kernel("cannot create a disk as ublk"))?
+            let created = Device::create(&options(access, record.queues), record.device_tag);
+            created.map_err(AttachError::system("cannot create a disk as ublk"))?
         }
     };
     record.number = Some(device.number());
     let started = start_queues(cores, access, &device, (stop, report)).and_then(|()| {
         place.write(record)?;
-        device.start(is_recovery).map_err(AttachError::kernel("the kernel did not start the disk"))
+        device.start(is_recovery).map_err(AttachError::system("the kernel did not start the disk"))
     });
     if started.is_err() && !is_recovery {
         stop.send_replace(true);
@@ -105,7 +105,7 @@ fn start_queues(
             }
         });
         let opened = answer.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()));
-        opened.map_err(AttachError::kernel("cannot open a queue of the disk"))?;
+        opened.map_err(AttachError::system("cannot open a queue of the disk"))?;
     }
     Ok(())
 }
@@ -144,7 +144,7 @@ fn begin(queue: &Queue, access: &Access, request: &Request) -> Io<Answer> {
     let &Request { offset, length, durable, keeps_space, .. } = request;
     let operation = match request.operation {
         OperationCode::Read => Operation::Read { offset, length },
-        OperationCode::Write => match queue.data(request) {
+        OperationCode::Write => match queue.read_data(request) {
             Ok(data) => Operation::Write { offset, data, durable },
             Err(_) => return Io::Ready(Err(ErrorCode::Io)),
         },
@@ -161,7 +161,7 @@ fn begin(queue: &Queue, access: &Access, request: &Request) -> Io<Answer> {
 
 fn complete(queue: &mut Queue, request: &Request, answer: Answer) {
     let given = match answer {
-        Ok(Outcome::Data(data)) => queue.give(request.tag, data).map_err(|_| ErrorCode::Io),
+        Ok(Outcome::Data(data)) => queue.write_data(request.tag, data).map_err(|_| ErrorCode::Io),
         Ok(Outcome::Done | Outcome::Status(_)) => Ok(()),
         Err(code) => Err(code),
     };

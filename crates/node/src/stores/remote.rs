@@ -264,7 +264,7 @@ fn url(remote: &RemoteUrl, access: &RemoteAccess) -> Result<Url, StoreError> {
         };
         secret.map(Some).map_err(|problem| StoreError::RemoteUnit {
             url: remote.to_string(),
-            problem: format!("cannot be reached: {problem}"),
+            problem: format!("cannot be used: {problem}"),
         })
     };
     let mut url = remote.url().clone();

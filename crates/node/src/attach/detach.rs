@@ -1,4 +1,4 @@
-//! The end of attachments, and who uses their disks.
+//! Detaches disks, and finds the programs that use them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -9,11 +9,11 @@ use std::time::Duration;
 use sarsen_io::process::OPEN_EXCLUSIVELY;
 
 use super::disk::Disk;
-use super::record::{Listed, Place, folder};
+use super::record::{AttachmentFolder, Listed, folder};
 use super::{AttachError, DiskKind, LOCK_LIMIT, link};
 
 /// How long the process of a disk may take to end after its disk was removed: it makes its last writes durable and logs out.
-const ENDING_LIMIT: Duration = Duration::from_secs(75);
+const PROCESS_LIMIT: Duration = Duration::from_secs(75);
 
 /// Detaches a disk: writes the page cache back, removes the disk, and waits for the end of its process. A disk in use is only removed
 /// with `force`.
@@ -22,47 +22,71 @@ pub fn detach(listed: &Listed, force: bool) -> Result<(), AttachError> {
     let disk = Disk::of(record);
     let path = disk.path();
     let is_device = record.kind != DiskKind::NbdSocket;
-    if is_device && !force {
-        refuse_used(&path)?;
+    if !force {
+        if is_device {
+            refuse_used(&path)?;
+        } else {
+            refuse_connected(&path)?;
+        }
     }
-    if is_device && *is_served {
+    if is_device && *is_served && !force {
         let synced = File::open(&path).and_then(|device| device.sync_all());
         match synced {
-            Err(error) if error.kind() == io::ErrorKind::NotFound || force => {}
-            synced => synced.map_err(AttachError::kernel(format!(
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            synced => synced.map_err(AttachError::system(format!(
                 "{}: the last writes failed; --force detaches it anyway",
                 path.display()
             )))?,
         }
     }
-    match disk.remove() {
+    match disk.remove_device() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         removed => {
-            removed.map_err(AttachError::kernel(format!("{} cannot be removed", path.display())))?
+            removed.map_err(AttachError::system(format!("{} cannot be removed", path.display())))?
         }
     }
     if !is_device && *is_served {
         let ended = sarsen_io::process::terminate(record.process);
         ended
-            .map_err(AttachError::kernel(format!("process {} cannot be ended", record.process)))?;
+            .map_err(AttachError::system(format!("process {} cannot be ended", record.process)))?;
     }
     let name = &record.config.name;
     let place = folder().join(name);
-    let limit = if *is_served { ENDING_LIMIT } else { LOCK_LIMIT };
-    // The process removes the folder itself. If it was killed, nothing else does.
-    match Place::lock(name, place.clone(), limit) {
+    let limit = if *is_served { PROCESS_LIMIT } else { LOCK_LIMIT };
+    // A process whose device was removed removes the folder itself, unless its last writes were lost.
+    match AttachmentFolder::lock(name, place.clone(), limit) {
         Ok(locked) if place.exists() => {
+            let lost = locked.read().ok().flatten().and_then(|record| record.lost_writes);
             link::remove(record);
             locked.remove();
+            if let Some(reason) = lost {
+                return Err(AttachError::LostWrites { name: name.clone(), reason });
+            }
         }
         Ok(_) => {}
         Err(AttachError::Attached { .. }) => {
-            return Err(AttachError::Kernel {
+            return Err(AttachError::System {
                 what: format!("the disk is detached, but process {} does not end", record.process),
                 source: io::ErrorKind::TimedOut.into(),
             });
         }
         Err(error) => return Err(error),
+    }
+    Ok(())
+}
+
+/// Refuses a socket to which a client is connected (proc_net_unix, in proc(5)).
+fn refuse_connected(path: &Path) -> Result<(), AttachError> {
+    /// SS_CONNECTED.
+    const CONNECTED: &str = "03";
+    let sockets = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let is_connected = sockets.lines().any(|line| {
+        let mut fields = line.split_whitespace();
+        fields.nth(5) == Some(CONNECTED) && fields.nth(1).map(Path::new) == Some(path)
+    });
+    if is_connected {
+        let (device, user) = (path.display().to_string(), "a client is connected".to_owned());
+        return Err(AttachError::InUse { device, user });
     }
     Ok(())
 }
