@@ -228,7 +228,11 @@ impl Arguments {
 /// Reads the file with the attachments of this machine, if it exists.
 fn read_file(path: &Path) -> anyhow::Result<Vec<AttachmentConfig>> {
     let text = match File::open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error)
+            if error.kind() == io::ErrorKind::NotFound && path == Path::new(DEFAULT_FILE) =>
+        {
+            return Ok(Vec::new());
+        }
         file => {
             let mut text = String::new();
             let read = file.and_then(|file| file.take(FILE_LIMIT).read_to_string(&mut text));
@@ -268,6 +272,8 @@ fn start(config: &AttachmentConfig, json: bool) -> anyhow::Result<()> {
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log.try_clone()?);
     // The terminal's signals are for the programs in its foreground.
     command.process_group(0);
+    // A lock or a pipe of the caller would stay in use as long as the disk. Old kernels cannot do it.
+    let _ = process::keep_descriptors_private();
     let mut child = command.spawn().context("cannot start the process of the disk")?;
     let mut line = String::new();
     if let Some(output) = child.stdout.take() {

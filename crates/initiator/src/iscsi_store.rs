@@ -96,6 +96,12 @@ impl IscsiStore {
         self.inner.paths.attempt_all(limit).await;
     }
 
+    /// Ends the sessions that an earlier run with the same ISID may still have through portals that cannot be logged in. Call it before the
+    /// first write, with what the store was connected with.
+    pub async fn end_earlier_sessions(&self, url: &Url, options: &SessionOptions) {
+        self.inner.paths.end_earlier_sessions(url, options).await;
+    }
+
     /// Waits for the next change of [`Self::paths`] or [`Self::is_down`] after this call, or for the end of the store.
     pub fn paths_changed(&self) -> impl Future<Output = ()> + use<> {
         self.inner.paths.changed()

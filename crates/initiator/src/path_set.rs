@@ -200,6 +200,11 @@ impl PathSet {
         let _ = tokio::time::timeout(limit, all).await;
     }
 
+    /// See [`crate::IscsiStore::end_earlier_sessions`].
+    pub(crate) async fn end_earlier_sessions(&self, url: &Url, options: &SessionOptions) {
+        self.core.end_earlier_sessions(url, options).await;
+    }
+
     /// Waits for the next change of a path.
     pub(crate) fn changed(&self) -> impl Future<Output = ()> + use<> {
         // It does not keep the set: that ends, and notifies, meanwhile.

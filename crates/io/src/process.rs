@@ -28,6 +28,16 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
+/// Closes all descriptors but the standard ones in the programs that this process starts from here on.
+pub fn keep_descriptors_private() -> io::Result<()> {
+    const FIRST: libc::c_uint = 3;
+    let (last, flags) = (libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
+    // SAFETY: the flag changes only what a program that is executed later inherits.
+    #[allow(unsafe_code)]
+    let result = unsafe { libc::syscall(libc::SYS_close_range, FIRST, last, flags) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// Asks a process to end (SIGTERM). A process that has ended is no error.
 pub fn terminate(process: u32) -> io::Result<()> {
     let Some(process) = i32::try_from(process).ok().and_then(rustix::process::Pid::from_raw) else {

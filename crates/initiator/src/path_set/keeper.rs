@@ -78,6 +78,34 @@ fn isid_of(base: Isid, portal: &Portal) -> Isid {
 }
 
 impl Core {
+    /// Ends the sessions that an earlier run with the same ISIDs may still have through portals that cannot be logged in: by a login through
+    /// a portal of each portal group that works (RFC 7143 §6.3.5). What such a session has on its way could otherwise arrive later than
+    /// the commands of this run. In other portal groups than these, nothing can end it.
+    pub(super) async fn end_earlier_sessions(&self, url: &Url, options: &SessionOptions) {
+        let recognised = self.choices.lock().recognised();
+        let mut entries: Vec<(Option<u16>, &Portal)> = Vec::new();
+        for path in recognised {
+            let group = self.unit(path).session().instance().portal_group();
+            if entries.iter().all(|(known, _)| *known != group) {
+                entries.push((group, &self.paths[path].portal));
+            }
+        }
+        let missing = self.paths.iter().filter(|path| path.unit.get().is_none());
+        for Path { portal, .. } in missing {
+            let isid = isid_of(options.isid, portal);
+            let reconnect_limit = None;
+            let options =
+                SessionOptions { isid, reconnect_limit, connections: 1, ..options.clone() };
+            for (_, entry) in &entries {
+                let ended =
+                    async { Session::log_in(&url.through(entry), &options).await?.logout().await };
+                if let Err(error) = ended.await {
+                    tracing::warn!(%portal, %entry, %error, "a session of an earlier run may still have commands on its way");
+                }
+            }
+        }
+    }
+
     /// Waits until the first path is offered, or until none can be.
     pub(super) async fn wait_for_first(&self) -> Result<(), SessionError> {
         loop {

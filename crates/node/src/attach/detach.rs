@@ -56,6 +56,10 @@ pub fn detach(listed: &Listed, force: bool) -> Result<(), AttachError> {
     // A process whose device was removed removes the folder itself, unless its last writes were lost.
     match AttachmentFolder::lock(name, place.clone(), limit) {
         Ok(locked) if place.exists() => {
+            if !is_device {
+                // A killed process left its socket there.
+                drop(sarsen_io::local::LocalListener::bind(&path));
+            }
             let lost = locked.read().ok().flatten().and_then(|record| record.lost_writes);
             link::remove(record);
             locked.remove();

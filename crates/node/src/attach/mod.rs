@@ -207,6 +207,7 @@ impl Attached {
         if let Some(earlier) = &earlier {
             earlier.check_unit(unit.as_deref())?;
         }
+        record::refuse_unit_of_other(&config.name, unit.as_deref())?;
         let mut store: Arc<dyn Store> = remote.clone();
         if config.read_only {
             store = Arc::new(ReadOnly::new(store));

@@ -194,16 +194,22 @@ impl AttachmentFolder {
 /// Returns the record in a folder; `None` if there is none.
 fn read(path: &Path) -> Result<Option<Record>, AttachError> {
     let file = AtomicFile::new(path.join(RECORD));
+    // Anything else, such as a pipe, might never answer.
+    match fs::symlink_metadata(file.path()) {
+        Ok(found) if !found.is_file() => {
+            let what = format!("{} is no file; remove it", file.path().display());
+            return Err(AttachError::System { what, source: io::ErrorKind::InvalidData.into() });
+        }
+        _ => {}
+    }
     let what = |problem: &str| format!("{}: {problem}", file.path().display());
     let content =
         file.read_now(RECORD_LIMIT).map_err(AttachError::system(what("cannot be read")))?;
     let Some(content) = content else { return Ok(None) };
     let record = serde_json::from_slice(&content).map_err(io::Error::other);
-    Ok(Some(
-        record.map_err(AttachError::system(what(
-            "is no record of an attachment; remove its folder",
-        )))?,
-    ))
+    Ok(Some(record.map_err(AttachError::system(what(
+        "is no record of an attachment; end its process, if it has one, and remove the folder",
+    )))?))
 }
 
 /// Returns the attachments, in the order of their names.
@@ -217,10 +223,14 @@ pub fn list() -> Result<Vec<Listed>, AttachError> {
     };
     let mut listed = Vec::new();
     for entry in entries.flatten() {
-        // An attachment may end meanwhile.
-        if let Some(record) = read(&entry.path())? {
-            let is_served = is_locked(&entry.path());
-            listed.push(Listed { record, is_served });
+        match read(&entry.path()) {
+            Ok(Some(record)) => {
+                let is_served = is_locked(&entry.path());
+                listed.push(Listed { record, is_served });
+            }
+            // An attachment may begin or end meanwhile.
+            Ok(None) => {}
+            Err(error) => tracing::warn!("{error}"),
         }
     }
     listed.sort_by(|one, other| one.record.config.name.cmp(&other.record.config.name));
@@ -246,4 +256,19 @@ pub fn find(name: &str) -> Result<Listed, AttachError> {
     }
     let found = list()?.into_iter().find(is_meant);
     found.ok_or_else(|| AttachError::NotFound { name: name.to_owned() })
+}
+
+/// Refuses a unit whose disk another attachment has, although no process serves that now.
+pub(super) fn refuse_unit_of_other(name: &str, unit: Option<&str>) -> Result<(), AttachError> {
+    let has_unit = |listed: &Listed| {
+        let record = &listed.record;
+        record.config.name != name && unit.is_some() && record.unit_identifier.as_deref() == unit
+    };
+    match list()?.into_iter().find(has_unit) {
+        Some(Listed { record, .. }) => {
+            let device = record.path().display().to_string();
+            Err(AttachError::Attached { name: record.config.name, device })
+        }
+        None => Ok(()),
+    }
 }

@@ -106,6 +106,7 @@ impl RemoteStore {
             let unit = IscsiStore::connect(&url, &options).await.map_err(failed)?;
             // A login ends the session that an earlier run of this server may have had through its portal.
             unit.attempt_paths(LOGIN_LIMIT).await;
+            unit.end_earlier_sessions(&url, &options).await;
             let unit = Arc::new(unit);
             let health = Arc::new(Health::new(unit.status().clone()));
             let watch = watch(Arc::downgrade(&unit), Arc::downgrade(&health), place);
