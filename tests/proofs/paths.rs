@@ -7,7 +7,8 @@ use std::process::Command;
 use std::rc::Rc;
 
 use anyhow::{Context as _, Result, ensure};
-use futures_util::FutureExt as _;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use sarsen_block::{Buffer, Durability, Extent, Store as _};
 use sarsen_initiator::{
     Command as ScsiCommand, IscsiStore, PathSelector, SessionError, SessionOptions,
@@ -225,6 +226,53 @@ fn a_write_that_wakes_up_on_its_old_path_overwrites_nothing() -> Result<()> {
         }
         direct.logout().await?;
         Ok(store.logout().await?)
+    })?;
+    serving.stop()
+}
+
+/// A process is killed while one of its paths is silent. The next run with its ISIDs begins on the other path.
+#[test]
+fn rfc7143_6_3_5_a_write_of_an_earlier_run_overwrites_nothing() -> Result<()> {
+    const BLOCKS: u64 = 16;
+    let (serving, portals) = serve(Volume::new("disk", Backing::Ram, 8 * MIB))?;
+    run(async {
+        let links = [Link::new(&portals[0]).await?, Link::new(&portals[1]).await?];
+        let url = through(&serving, &links.each_ref().map(|link| link.own.to_string()))?;
+        let options = SessionOptions { path_selector: PathSelector::RoundRobin, ..options() };
+        let earlier = IscsiStore::connect(&url, &options).await?;
+        earlier.attempt_paths(LIMIT).await;
+        links[1].moves.send_replace(false);
+        let block = |byte| Buffer::copy_of(&[byte; BLOCK]);
+        let mut writes: FuturesUnordered<_> = (0..BLOCKS)
+            .map(|lba| earlier.write(Extent::new(lba, 1), block(1).into(), Durability::Volatile))
+            .map(|write| write.wait())
+            .collect();
+        // The others are on the way over the silent path.
+        for _ in 0..BLOCKS / 2 {
+            writes.next().await.context("a write")??;
+        }
+        let connections = links[1].tasks.borrow().len();
+        drop((writes, earlier));
+
+        let store = IscsiStore::connect(&url, &options).await?;
+        store.end_earlier_sessions(&url, &options).await;
+        for lba in 0..BLOCKS {
+            let extent = Extent::new(lba, 1);
+            store.write(extent, block(2).into(), Durability::Volatile).wait().await?;
+        }
+        links[1].moves.send_replace(true);
+        // The first task accepts connections; those of the earlier run end when everything on their way has arrived.
+        let has_arrived =
+            || links[1].tasks.borrow()[1..connections].iter().all(JoinHandle::is_finished);
+        while !has_arrived() {
+            tokio::task::yield_now().await;
+        }
+        for lba in 0..BLOCKS {
+            let data = store.read(Extent::new(lba, 1)).wait().await?;
+            ensure!(data.into_buffer()[..] == [2; BLOCK], "block {lba} has an earlier write");
+        }
+        store.logout().await?;
+        Ok(())
     })?;
     serving.stop()
 }
