@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
@@ -175,7 +175,13 @@ impl Asking<'_> {
         let words: Vec<&str> = line.split(' ').collect();
         let mut command = self.server.command(&words)?;
         command.env("LIBISCSI_CHAP_PASSWORD", SECRET);
+        command.env("SARSEN_ATTACHMENTS", self.attachments());
         self.shapes.ask(title, command, code, 1)
+    }
+
+    /// Returns the folder of the attachments.
+    fn attachments(&self) -> PathBuf {
+        self.folder.join("attachments")
     }
 
     fn change(&mut self, line: &str) -> Result<()> {
@@ -513,6 +519,12 @@ fn disks(asking: &mut Asking<'_>, portal: &str) -> Result<()> {
     fs::write(asking.folder.join("differs"), [7; 512])?;
     asking.ask_as("`disk verify`", &format!("disk verify {data} FOLDER/differs"), 1)?;
     asking.ask("`disk erase`", &format!("disk erase {other} --destroy"))?;
+    let attach = format!("attach {data} --name data --as nbd-socket --socket FOLDER/nbd.sock");
+    asking.ask("`attach`", &attach)?;
+    asking.ask("`attachments`", "attachments")?;
+    let mut detach = asking.server.command(&["detach", "data"])?;
+    let detached = detach.env("SARSEN_ATTACHMENTS", asking.attachments()).status()?;
+    ensure!(detached.success(), "the disk is not detached: {detached}");
     asking.ask("`discover`", &format!("discover {portal}"))?;
     for sample in ["tgt {}/targets.conf", "lio {}/saveconfig.json"] {
         let sample = sample.replace("{}", SAMPLES);
