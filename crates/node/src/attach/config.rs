@@ -211,8 +211,8 @@ mod tests {
         assert_eq!(attachments[0].accounts()[0].secret_file.as_deref(), Some(Path::new("/s")));
         for (from, to, part) in [
             ("as = \"nbd\"", "as = \"scsi\"", "ublk"),
-            ("as = \"nbd\"", "as = \"nbd-socket\"", "needs the path"),
-            ("as = \"nbd\"", "socket = \"/run/x\"", "only nbd-socket"),
+            ("as = \"nbd\"", "as = \"nbd-socket\"", "needs a path"),
+            ("as = \"nbd\"", "socket = \"/run/x\"", "only a disk as nbd-socket"),
             ("me@", "", "names no user"),
             ("me@", "me%twelve-bytes@", "no secret"),
             ("name = \"data\"", "name = \"../data\"", "not a name"),
