@@ -23,8 +23,9 @@ const WARNINGS: i32 = 5;
 /// Pages without command blocks.
 const WITHOUT: [&str; 4] = ["SUMMARY.md", "configuration.md", "moving-in.md", "troubleshooting.md"];
 /// Pages whose command blocks a proof of this module runs.
-const PROVEN: [&str; 10] = [
+const PROVEN: [&str; 11] = [
     "access.md",
+    "attaching.md",
     "changing.md",
     "disks.md",
     "gateways.md",
@@ -98,6 +99,7 @@ impl Reader {
         bash.args(["--kill-after=5", "120", "bash", "-euc", command]);
         bash.current_dir(self.folder.path()).env("PATH", format!("{}:{path}", self.path("bin")));
         bash.env("SARSEN_CONTROL", self.path("control.sock"));
+        bash.env("SARSEN_ATTACHMENTS", self.path("attachments"));
         bash.env("XDG_STATE_HOME", self.path("lab")).stdin(Stdio::null());
         bash
     }
@@ -380,6 +382,42 @@ fn disks() -> Result<()> {
         .replace("URL URL", &format!("{data} {copy}"))
         .replace("URL", &data);
     reader.follow("disks.md")?;
+    served.stop()
+}
+
+/// Block devices need modules of the kernel: the proofs in a guest have them. Here, the disks are sockets.
+#[test]
+fn attaching() -> Result<()> {
+    const DISK: &str = "192.0.2.1:3260,192.0.2.2:3260/iqn.2026-11.io.sarsen:data/0";
+    let serial = format!("serial=guide-{}", std::process::id());
+    let served = Serving::start(&[Volume::new("data", Backing::Ram, 4 * MIB).option(&serial)])?;
+    let url = served.url("data").to_string();
+    let reader = Reader::new()?;
+    let (socket, fstab) = (reader.path("data.sock"), reader.path("fstab"));
+    let read = format!("qemu-io -f raw -c 'read 0 4k' 'nbd+unix:///?socket={socket}'");
+    let reader = reader
+        .replace(&format!("iscsi://host1@{DISK}"), &url)
+        .replace(
+            &format!("sarsen attach iscsi://{DISK}"),
+            &format!("sarsen attach {url} --as nbd-socket --socket {socket}"),
+        )
+        .replace("umount /mnt", &read)
+        .replace("mount /dev/sarsen/data /mnt", "sarsen attachments --json")
+        .replace("iscsi://192.0.2.1/iqn.2026-11.io.sarsen:data/0", &url)
+        .replace("qemu-system-x86_64 ", &format!("{read}; sarsen detach data; true "))
+        .replace("/run/user/1000/data.sock", &socket)
+        .replace(
+            "secret-file = \"/etc/sarsen/secrets/host1\"",
+            &format!("as = \"nbd-socket\"\nsocket = \"{socket}\""),
+        )
+        .replace(
+            "systemctl enable --now sarsen-attach@data",
+            "sarsen attach data --file attach.toml",
+        )
+        .replace("/etc/fstab", &fstab);
+    reader.write("attach.toml", &reader.own(&blocks("attaching.md", "toml")?.concat()))?;
+    reader.follow("attaching.md")?;
+    reader.run("sarsen detach data")?;
     served.stop()
 }
 
