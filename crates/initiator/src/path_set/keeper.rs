@@ -83,24 +83,28 @@ impl Core {
     /// the commands of this run. In other portal groups than these, nothing can end it.
     pub(super) async fn end_earlier_sessions(&self, url: &Url, options: &SessionOptions) {
         let recognised = self.choices.lock().recognised();
-        let mut entries: Vec<(Option<u16>, &Portal)> = Vec::new();
-        for path in recognised {
-            let group = self.unit(path).session().instance().portal_group();
-            if entries.iter().all(|(known, _)| *known != group) {
-                entries.push((group, &self.paths[path].portal));
-            }
-        }
         let missing = self.paths.iter().filter(|path| path.unit.get().is_none());
         for Path { portal, .. } in missing {
             let isid = isid_of(options.isid, portal);
             let reconnect_limit = None;
             let options =
                 SessionOptions { isid, reconnect_limit, connections: 1, ..options.clone() };
-            for (_, entry) in &entries {
-                let ended =
-                    async { Session::log_in(&url.through(entry), &options).await?.logout().await };
-                if let Err(error) = ended.await {
-                    tracing::warn!(%portal, %entry, %error, "a session of an earlier run may still have commands on its way");
+            let mut ended_in = Vec::new();
+            for path in &recognised {
+                let group = self.unit(*path).session().instance().portal_group();
+                if ended_in.contains(&group) {
+                    continue;
+                }
+                let entry = &self.paths[*path].portal;
+                match Session::log_in(&url.through(entry), &options).await {
+                    Ok(session) => {
+                        ended_in.push(group);
+                        // The login has ended the earlier session. This one has no commands.
+                        let _ = session.logout().await;
+                    }
+                    Err(error) => {
+                        tracing::warn!(%portal, %entry, %error, "a session of an earlier run may still have commands on its way");
+                    }
                 }
             }
         }
