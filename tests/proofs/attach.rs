@@ -59,7 +59,7 @@ impl Drop for Attachments<'_> {
 fn socket_continues_after_its_process_under_qemus_load() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let attachments = Attachments { folder: folder.path() };
-    // A unit has one identifier on the machine, whoever else serves a volume of this name.
+    // Another server of this machine may serve a volume of the same name. Its unit would have the same identifier.
     let serial = format!("serial=attach-{}", std::process::id());
     let serving = Serving::start(&[Volume::new("data", Backing::Ram, 64 * MIB).option(&serial)])?;
     let url = serving.url("data").to_string();

@@ -303,9 +303,9 @@ fn serve(config: &AttachmentConfig, json: bool) -> anyhow::Result<()> {
     if let Err(error) = process::keep_memory_private() {
         warn!(%error, "a core dump of this process would hold secrets");
     }
-    // Its paths are absolute, and no folder of the caller stays in use.
-    std::env::set_current_dir("/")?;
     let mut attached = Attached::start(config)?;
+    // No folder of the caller stays in use.
+    std::env::set_current_dir("/")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let ended = runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;

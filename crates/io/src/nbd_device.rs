@@ -81,10 +81,15 @@ impl Device {
         ];
         let answer = Netlink::open()?.ask(CONNECT, attributes)?;
         let number = answer.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+        let device = Self { number };
         // Requests of a lost connection are sent again when their timer ends. It has no other effect.
         let timer = format!("/sys/block/nbd{number}/queue/io_timeout");
-        fs::write(timer, RESEND_INTERVAL.as_millis().to_string())?;
-        Ok(Self { number })
+        if let Err(error) = fs::write(timer, RESEND_INTERVAL.as_millis().to_string()) {
+            // The first error says why there is no device.
+            let _ = device.disconnect();
+            return Err(error);
+        }
+        Ok(device)
     }
 
     /// Returns the device with this number, without a check that it exists.

@@ -160,11 +160,6 @@ impl Device {
         self.queues
     }
 
-    /// Returns the path of the block device.
-    pub fn path(&self) -> PathBuf {
-        format!("/dev/ublkb{}", self.number).into()
-    }
-
     /// Opens a queue on the calling core, which serves it from then on.
     pub fn open_queue(&self, index: u16) -> io::Result<Queue> {
         let channel = self.channel.clone().ok_or(io::ErrorKind::NotConnected)?;
@@ -193,6 +188,11 @@ impl Device {
         control.stop(self.number)?;
         control.delete(self.number)
     }
+}
+
+/// Returns the path of the block device with this number.
+pub fn path(number: u32) -> PathBuf {
+    format!("/dev/ublkb{number}").into()
 }
 
 fn information(control: &Control, number: u32, tag: u64) -> io::Result<DeviceInformation> {

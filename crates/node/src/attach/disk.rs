@@ -4,8 +4,9 @@ use std::io;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sarsen_block::{BlockError, BlockSize, Io};
 use sarsen_io::cores::Cores;
 use sarsen_io::{nbd_device, time, ublk as device};
@@ -21,6 +22,8 @@ use crate::fronts::nbd::{RequestError, execute, export_of, failed};
 
 const UBLK_MODULE: &str = "ublk_drv";
 const NBD_MODULE: &str = "nbd";
+/// Minimum time between two lines about failed requests.
+const FAILURE_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum length of the data of a request.
 pub(super) const MAXIMUM_PAYLOAD: u32 = 32 << 20;
 
@@ -30,12 +33,34 @@ pub(super) struct Access {
     block_size: BlockSize,
     /// Never changes to true: open requests are completed before their process ends.
     cancelled: watch::Sender<bool>,
+    failures: Mutex<FailureLog>,
+}
+
+/// The log of failed requests: a file system may send many in vain, and the log of an attachment is in memory.
+#[derive(Default)]
+struct FailureLog {
+    written_at: Option<Instant>,
+    left_out: u64,
+}
+
+impl FailureLog {
+    fn note(&mut self, error: &BlockError) {
+        let now = time::now();
+        if self.written_at.is_some_and(|written_at| now < written_at + FAILURE_INTERVAL) {
+            self.left_out += 1;
+            return;
+        }
+        let left_out = std::mem::take(&mut self.left_out);
+        warn!(%error, left_out, "a request of the disk failed");
+        self.written_at = Some(now);
+    }
 }
 
 impl Access {
-    pub(super) fn new(client: Attachment) -> Self {
+    pub(super) fn new(client: Attachment) -> Arc<Self> {
         let block_size = client.volume().geometry().block_size;
-        Self { client: Arc::new(client), block_size, cancelled: watch::Sender::new(false) }
+        let (cancelled, failures) = (watch::Sender::new(false), Mutex::default());
+        Arc::new(Self { client: Arc::new(client), block_size, cancelled, failures })
     }
 
     /// Returns the current size.
@@ -61,13 +86,17 @@ impl Access {
     }
 
     /// Starts a request, whose range is aligned to blocks.
-    pub(super) fn execute(&self, operation: Operation) -> Io<Result<Outcome, ErrorCode>> {
+    pub(super) fn execute(
+        self: &Arc<Self>,
+        operation: Operation,
+    ) -> Io<Result<Outcome, ErrorCode>> {
         let executed =
             execute(&self.client, self.block_size, operation, || self.cancelled.subscribe());
-        executed.map(|result| {
+        let access = self.clone();
+        executed.map(move |result| {
             result.map_err(|error| {
                 if let RequestError::Block(error) = &error {
-                    warn!(%error, "a request of the disk failed");
+                    access.failures.lock().note(error);
                 }
                 failed(&error).1
             })
@@ -97,6 +126,16 @@ pub(super) type Stop = watch::Receiver<bool>;
 /// What a task of a disk reports when it ends.
 pub(super) type Report = mpsc::UnboundedSender<Ending>;
 
+/// What the start of a disk needs. It writes the record when it knows the device, and before others can use the disk.
+pub(super) struct Start<'a> {
+    pub(super) cores: &'a Arc<Cores>,
+    pub(super) access: &'a Arc<Access>,
+    pub(super) record: &'a mut Record,
+    pub(super) folder: &'a AttachmentFolder,
+    pub(super) stop: watch::Sender<bool>,
+    pub(super) report: Report,
+}
+
 /// The tasks that serve a disk, one for each of its queues or connections.
 pub(super) struct Tasks {
     stop: watch::Sender<bool>,
@@ -109,16 +148,19 @@ impl Tasks {
         cores: &Arc<Cores>,
         access: &Arc<Access>,
         record: &mut Record,
-        place: &AttachmentFolder,
+        folder: &AttachmentFolder,
     ) -> Result<Self, AttachError> {
-        let stop = watch::Sender::new(false);
         let (report, endings) = mpsc::unbounded_channel();
-        match record.kind {
-            DiskKind::Ublk => ublk::start(cores, access, record, place, (&stop, &report))?,
-            DiskKind::Nbd => nbd::start_device(cores, access, record, place, (&stop, &report))?,
-            DiskKind::NbdSocket => nbd::start_socket(cores, access, record, (&stop, &report))?,
+        let stop = watch::Sender::new(false);
+        let tasks = Self { stop: stop.clone(), endings };
+        let kind = record.kind;
+        let start = Start { cores, access, record, folder, stop, report };
+        match kind {
+            DiskKind::Ublk => ublk::start(start)?,
+            DiskKind::Nbd => nbd::start_device(start)?,
+            DiskKind::NbdSocket => nbd::start_socket(start)?,
         }
-        Ok(Self { stop, endings })
+        Ok(tasks)
     }
 
     /// Asks all tasks to end when their requests are complete.
@@ -165,7 +207,7 @@ impl Disk {
     /// Returns its path.
     pub(super) fn path(&self) -> PathBuf {
         match self.kind {
-            DiskKind::Ublk => format!("/dev/ublkb{}", self.number).into(),
+            DiskKind::Ublk => device::path(self.number),
             DiskKind::Nbd => nbd_device::Device::with_number(self.number).path(),
             DiskKind::NbdSocket => self.socket.clone(),
         }

@@ -124,17 +124,7 @@ impl AttachError {
 
 /// An attachment that this process serves.
 pub struct Attached {
-    place: AttachmentFolder,
-    record: Record,
-    cores: Arc<Cores>,
-    remote: Arc<RemoteStore>,
-    access: Arc<Access>,
-    tasks: Tasks,
-    size_watch: Arc<SizeWatch>,
-}
-
-/// An attachment that was started, without its place.
-struct Started {
+    folder: Arc<AttachmentFolder>,
     record: Record,
     cores: Arc<Cores>,
     remote: Arc<RemoteStore>,
@@ -156,27 +146,21 @@ impl Attached {
     /// Opens the unit, and creates its disk or continues the one that waits for a process. Blocks the thread, which must not be a core.
     pub fn start(config: &AttachmentConfig) -> Result<Self, AttachError> {
         config.check()?;
-        let place = AttachmentFolder::claim(&config.name)?;
-        let earlier = place.read()?;
+        let folder = Arc::new(AttachmentFolder::claim(&config.name)?);
+        let earlier = folder.read()?;
         let is_new = earlier.is_none();
-        match Self::start_at(&place, earlier, config) {
-            Ok(Started { record, cores, remote, access, tasks, size_watch }) => {
-                Ok(Self { place, record, cores, remote, access, tasks, size_watch })
-            }
-            Err(error) => {
-                if is_new {
-                    place.remove();
-                }
-                Err(error)
-            }
+        let started = Self::start_in(&folder, earlier, config);
+        if started.is_err() && is_new {
+            folder.remove();
         }
+        started
     }
 
-    fn start_at(
-        place: &AttachmentFolder,
+    fn start_in(
+        folder: &Arc<AttachmentFolder>,
         earlier: Option<Record>,
         config: &AttachmentConfig,
-    ) -> Result<Started, AttachError> {
+    ) -> Result<Self, AttachError> {
         if let Some(earlier) = &earlier {
             earlier.check_continued(config)?;
         }
@@ -193,8 +177,10 @@ impl Attached {
             accounts: Arc::new(parking_lot::Mutex::new(config.accounts())),
         };
         let identity = format!("attachment {}", config.name);
+        let known_portals = earlier.as_ref().map_or(&[][..], |earlier| &earlier.portals);
+        let url = config.url.with_portals(known_portals);
         let unit = RemoteUnit {
-            url: &config.url,
+            url: &url,
             identity: &identity,
             initiator_name: config.initiator_name.as_deref(),
             only_these_portals: config.only_these_portals,
@@ -215,7 +201,7 @@ impl Attached {
         let parts = Parts { health, ..Parts::new(&config.name, store) };
         let volume = Volume::open(parts).map_err(AttachError::system("cannot open the unit"))?;
         let client = volume::Attachment::new(volume, config.read_only);
-        let access = Arc::new(Access::new(client));
+        let access = Access::new(client);
         let mut record = match earlier {
             Some(earlier) => Record {
                 config: config.clone(),
@@ -225,15 +211,17 @@ impl Attached {
             },
             None => Record::new(config, kind, random::number(), count as u16, unit),
         };
-        record.size_bytes = access.bytes();
+        record.portals = remote.paths().into_iter().map(|path| path.portal).collect();
         record.path_problem = text_of(&remote.path_health());
-        let tasks = Tasks::start(&cores, &access, &mut record, place)?;
-        place.write(&record)?;
-        link::create(&record);
         let size_watch = Arc::new(SizeWatch(Notify::new()));
         let listener: Weak<SizeWatch> = Arc::downgrade(&size_watch);
         remote.status().subscribe(listener);
-        Ok(Started { record, cores, remote, access, tasks, size_watch })
+        // The size may have changed while no process served the disk.
+        size_watch.0.notify_one();
+        let tasks = Tasks::start(&cores, &access, &mut record, folder)?;
+        link::create(&record);
+        let folder = folder.clone();
+        Ok(Self { folder, record, cores, remote, access, tasks, size_watch })
     }
 
     /// Returns its record.
@@ -297,7 +285,7 @@ impl Attached {
     }
 
     fn write_record(&self) {
-        if let Err(error) = self.place.write(&self.record) {
+        if let Err(error) = self.folder.write(&self.record) {
             warn!(attachment = self.record.config.name, %error, "the state of the attachment cannot be written");
         }
     }
@@ -315,7 +303,7 @@ impl Attached {
     }
 
     fn end(self, is_detached: bool) -> Result<(), AttachError> {
-        let Self { place, record, cores, remote, access, mut tasks, .. } = self;
+        let Self { folder, record, cores, remote, access, mut tasks, .. } = self;
         let limit = time::now() + FLUSH_LIMIT;
         let (done, answer) = mpsc::channel();
         let flushed = access.clone();
@@ -343,14 +331,14 @@ impl Attached {
         match lost {
             None => {
                 if is_detached {
-                    place.remove();
+                    folder.remove();
                 }
                 Ok(())
             }
             // `sarsen detach`, or the next process, finds the record.
             Some(reason) => {
                 let name = record.config.name.clone();
-                place.write(&Record { lost_writes: Some(reason.clone()), ..record })?;
+                folder.write(&Record { lost_writes: Some(reason.clone()), ..record })?;
                 Err(AttachError::LostWrites { name, reason })
             }
         }

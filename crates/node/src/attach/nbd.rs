@@ -10,7 +10,6 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use sarsen_block::{Io, LocalFuture};
-use sarsen_io::cores::Cores;
 use sarsen_io::local::{LocalListener, LocalStream};
 use sarsen_io::nbd_device::{Device, DeviceOptions};
 use sarsen_io::net::PIECES_MAX;
@@ -19,16 +18,17 @@ use sarsen_proto::nbd::server::{
     Event, Export, Exports, ListedExport, Outcome, Refusal, Server, Settings,
 };
 use sarsen_wire::nbd::ErrorCode;
-use tokio::sync::watch;
+use tokio::sync::Semaphore;
 use tracing::{debug, warn};
 
 use super::AttachError;
-use super::disk::{Access, Ending, MAXIMUM_PAYLOAD, Report, Stop, backend};
-use super::record::{AttachmentFolder, Record};
+use super::disk::{Access, Ending, MAXIMUM_PAYLOAD, Start, Stop, backend};
 
 const SCRATCH_LENGTH: usize = 64 * 1024;
 /// Maximum number of bytes that a turn receives before it answers.
 const TURN_RECEIVE_LIMIT: usize = 256 * 1024;
+/// Maximum number of clients of a socket at a time. Each may have 64 MiB of requests, and one more.
+const CLIENTS: usize = 16;
 /// Time between attempts to replace a connection of the kernel.
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -62,13 +62,8 @@ fn settings() -> Settings {
 }
 
 /// Creates the device of a record or continues it, and starts its connection.
-pub(super) fn start_device(
-    cores: &Arc<Cores>,
-    access: &Arc<Access>,
-    record: &mut Record,
-    place: &AttachmentFolder,
-    (stop, report): (&watch::Sender<bool>, &Report),
-) -> Result<(), AttachError> {
+pub(super) fn start_device(start: Start<'_>) -> Result<(), AttachError> {
+    let Start { cores, access, record, folder, stop, report } = start;
     let backend: Arc<str> = backend(record).into();
     let existing =
         record.number.filter(|number| exists(*number, &backend)).map(Device::with_number);
@@ -77,8 +72,9 @@ pub(super) fn start_device(
         None => {
             let (own, theirs) =
                 UnixStream::pair().map_err(AttachError::system("cannot create sockets"))?;
+            record.size_bytes = access.bytes();
             let options = DeviceOptions {
-                bytes: access.bytes(),
+                bytes: record.size_bytes,
                 block_bytes: access.block_size().bytes() as u32,
                 flags: access.export().transmission_flags(),
                 backend: &backend,
@@ -88,8 +84,14 @@ pub(super) fn start_device(
         }
     };
     record.number = Some(device.number());
-    place.write(record)?;
-    let (access, stop, report) = (access.clone(), stop.subscribe(), report.clone());
+    if let Err(error) = folder.write(record) {
+        if existing.is_none() {
+            // Without a record, no later process would find it.
+            let _ = device.disconnect();
+        }
+        return Err(error);
+    }
+    let (access, stop) = (access.clone(), stop.subscribe());
     cores.spawn_on(0, move || async move {
         let _ = report.send(serve_device(socket, device, &backend, &access, stop).await);
     });
@@ -101,9 +103,10 @@ async fn serve_device(
     mut socket: Option<UnixStream>,
     device: Device,
     backend: &Arc<str>,
-    access: &Access,
+    access: &Arc<Access>,
     stop: Stop,
 ) -> Ending {
+    let mut has_warned = false;
     loop {
         if let Some(socket) = socket.take() {
             let stream = match LocalStream::from_std(socket) {
@@ -125,7 +128,11 @@ async fn serve_device(
         }
         match reconnect(device, backend, access.bytes()).await {
             Ok(own) => socket = Some(own),
-            Err(error) => warn!(%error, "a connection of the kernel cannot be replaced"),
+            Err(_) if has_warned => {}
+            Err(error) => {
+                warn!(%error, "the connection of the kernel cannot be replaced; trying again");
+                has_warned = true;
+            }
         }
         time::sleep_until(time::now() + RECONNECT_INTERVAL).await;
     }
@@ -143,20 +150,18 @@ async fn reconnect(device: Device, backend: &Arc<str>, bytes: u64) -> io::Result
 }
 
 /// Listens at the socket of a record.
-pub(super) fn start_socket(
-    cores: &Arc<Cores>,
-    access: &Arc<Access>,
-    record: &Record,
-    (stop, report): (&watch::Sender<bool>, &Report),
-) -> Result<(), AttachError> {
+pub(super) fn start_socket(start: Start<'_>) -> Result<(), AttachError> {
+    let Start { cores, access, record, folder, stop, report } = start;
+    record.size_bytes = access.bytes();
+    folder.write(record)?;
     let path = record.config.socket.clone().unwrap_or_default();
-    let listener = LocalListener::bind(&path);
-    let listener = listener.map_err(AttachError::system(format!(
+    let listener = LocalListener::bind(&path).map_err(AttachError::system(format!(
         "cannot listen at {}: choose a path in an existing folder, where no other file is",
         path.display()
     )))?;
     let (access, weak) = (access.clone(), Arc::downgrade(cores));
-    let (mut stop, report) = (stop.subscribe(), report.clone());
+    let mut stop = stop.subscribe();
+    let clients = Arc::new(Semaphore::new(CLIENTS));
     cores.spawn_on(0, move || async move {
         let connections = match listener.connections() {
             Ok(connections) => connections,
@@ -164,8 +169,14 @@ pub(super) fn start_socket(
         };
         let mut next = 0_usize;
         loop {
-            let accepted = tokio::select! {
-                accepted = connections.accept() => accepted.and_then(|socket| socket.into_std()),
+            let accepting = async {
+                // The semaphore is never closed. Further clients wait in the backlog.
+                let permit = clients.clone().acquire_owned().await;
+                let accepted = connections.accept().await;
+                (permit, accepted.and_then(|socket| socket.into_std()))
+            };
+            let (permit, accepted) = tokio::select! {
+                accepted = accepting => accepted,
                 _ = stop.changed() => break,
             };
             let (Some(cores), Ok(socket)) = (weak.upgrade(), accepted) else {
@@ -177,7 +188,7 @@ pub(super) fn start_socket(
             let (access, stop, report) = (access.clone(), stop.clone(), report.clone());
             cores.spawn_on(next % cores.len(), move || async move {
                 // The end of all reports is that of all connections.
-                let _report = report;
+                let (_report, _permit) = (report, permit);
                 let Ok(stream) = LocalStream::from_std(socket) else { return };
                 let connection = Connection::new(stream, Server::new(settings()), &access);
                 if let End::Lost(error) = connection.serve(stop).await {
@@ -204,7 +215,7 @@ enum End {
 struct Connection<'a> {
     stream: LocalStream,
     machine: Server,
-    access: &'a Access,
+    access: &'a Arc<Access>,
     pending: FuturesUnordered<LocalFuture<(u64, Result<Outcome, ErrorCode>)>>,
     /// Received bytes that the machine could not handle yet.
     held: Vec<u8>,
@@ -212,7 +223,7 @@ struct Connection<'a> {
 }
 
 impl<'a> Connection<'a> {
-    fn new(stream: LocalStream, machine: Server, access: &'a Access) -> Self {
+    fn new(stream: LocalStream, machine: Server, access: &'a Arc<Access>) -> Self {
         let known_generation = access.volume().store().status().generation();
         let (pending, held) = (FuturesUnordered::new(), Vec::new());
         Self { stream, machine, access, pending, held, known_generation }

@@ -37,6 +37,9 @@ pub struct Record {
     pub device_tag: u64,
     /// Number of the queues of a disk as ublk.
     pub queues: u16,
+    /// The portals of its paths. The next process uses them, too: it ends the sessions that this one has through them.
+    #[serde(default)]
+    pub portals: Vec<String>,
     /// The identifier of the unit.
     pub unit_identifier: Option<String>,
     /// The size of the disk.
@@ -75,6 +78,7 @@ impl Record {
             number: None,
             device_tag,
             queues,
+            portals: Vec::new(),
             unit_identifier,
             size_bytes: 0,
             process,
@@ -100,6 +104,9 @@ impl Record {
         if earlier.read_only != config.read_only {
             let is = if earlier.read_only { "read-only" } else { "writable" };
             return differs(format!("its disk is {is}"));
+        }
+        if config.only_these_portals && !earlier.only_these_portals {
+            return differs("its disk also uses portals that the target reported".to_owned());
         }
         if self.kind == DiskKind::NbdSocket && earlier.socket != config.socket {
             return differs(format!("its socket is {}", self.path().display()));
@@ -138,7 +145,7 @@ pub fn folder() -> PathBuf {
 /// The folder of one attachment, which this process has locked.
 pub(super) struct AttachmentFolder {
     path: PathBuf,
-    folder: Arc<LockedFolder>,
+    /// It keeps the folder locked.
     file: AtomicFile,
 }
 
@@ -150,6 +157,8 @@ impl AttachmentFolder {
         let mut builder = fs::DirBuilder::new();
         builder.recursive(true).mode(0o700);
         builder.create(&path).map_err(AttachError::system(what()))?;
+        // The process leaves the folder of its caller.
+        let path = fs::canonicalize(&path).map_err(AttachError::system(what()))?;
         Self::lock(name, path.clone(), LOCK_LIMIT)
     }
 
@@ -168,7 +177,7 @@ impl AttachmentFolder {
         };
         let folder = Arc::new(folder);
         let file = AtomicFile::within(&folder, RECORD);
-        Ok(Self { path, folder, file })
+        Ok(Self { path, file })
     }
 
     pub(super) fn read(&self) -> Result<Option<Record>, AttachError> {
@@ -182,12 +191,11 @@ impl AttachmentFolder {
         written.map_err(AttachError::system(format!("cannot write {}", self.file.path().display())))
     }
 
-    /// Removes the folder.
-    pub(super) fn remove(self) {
+    /// Removes the folder, whose lock remains until this is dropped.
+    pub(super) fn remove(&self) {
         if let Err(error) = fs::remove_dir_all(&self.path) {
             tracing::warn!(%error, folder = %self.path.display(), "the folder of the attachment was not removed");
         }
-        drop(self.folder);
     }
 }
 

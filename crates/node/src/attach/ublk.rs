@@ -13,8 +13,7 @@ use sarsen_wire::nbd::ErrorCode;
 use tokio::sync::watch;
 
 use super::AttachError;
-use super::disk::{Access, Ending, Report, Stop};
-use super::record::{AttachmentFolder, Record};
+use super::disk::{Access, Ending, Report, Start, Stop};
 
 /// Maximum length of a discard and of a range of zeroes: long enough for a file system, and short enough for one request.
 const DISCARD_BYTES: u32 = 1 << 30;
@@ -23,13 +22,8 @@ const DISCARD_BYTES: u32 = 1 << 30;
 type Answer = Result<Outcome, ErrorCode>;
 
 /// Creates the device of a record or continues it, and starts its queues.
-pub(super) fn start(
-    cores: &Arc<Cores>,
-    access: &Arc<Access>,
-    record: &mut Record,
-    place: &AttachmentFolder,
-    (stop, report): (&watch::Sender<bool>, &Report),
-) -> Result<(), AttachError> {
+pub(super) fn start(start: Start<'_>) -> Result<(), AttachError> {
+    let Start { cores, access, record, folder, stop, report } = start;
     let recovered = match record.number {
         Some(number) => match Device::recover(number, record.device_tag) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -43,13 +37,15 @@ pub(super) fn start(
     let device = match recovered {
         Some(device) => device,
         None => {
-            let created = Device::create(&options(access, record.queues), record.device_tag);
+            record.size_bytes = access.bytes();
+            let options = options(access, record.queues, record.size_bytes);
+            let created = Device::create(&options, record.device_tag);
             created.map_err(AttachError::system("cannot create a disk as ublk"))?
         }
     };
     record.number = Some(device.number());
-    let started = start_queues(cores, access, &device, (stop, report)).and_then(|()| {
-        place.write(record)?;
+    let started = start_queues(cores, access, &device, (&stop, &report)).and_then(|()| {
+        folder.write(record)?;
         device.start(is_recovery).map_err(AttachError::system("the kernel did not start the disk"))
     });
     if started.is_err() && !is_recovery {
@@ -61,7 +57,7 @@ pub(super) fn start(
     started
 }
 
-fn options(access: &Access, queues: u16) -> DeviceOptions {
+fn options(access: &Access, queues: u16, bytes: u64) -> DeviceOptions {
     let characteristics = access.volume().store().characteristics();
     let block_size = access.block_size();
     let block_shift = block_size.shift() as u8;
@@ -69,7 +65,7 @@ fn options(access: &Access, queues: u16) -> DeviceOptions {
     let granularity = |blocks: u32| blocks.saturating_mul(block_size.bytes() as u32);
     DeviceOptions {
         queues,
-        bytes: access.bytes(),
+        bytes,
         block_shift,
         // The kernel accepts none above a page.
         physical_block_shift: physical.min(12).max(block_shift),
@@ -111,7 +107,7 @@ fn start_queues(
 }
 
 /// Serves a queue until its device is removed or the process ends.
-async fn serve(mut queue: Queue, access: &Access, mut stop: Stop) -> Ending {
+async fn serve(mut queue: Queue, access: &Arc<Access>, mut stop: Stop) -> Ending {
     let mut pending: FuturesUnordered<LocalFuture<(Request, Answer)>> = FuturesUnordered::new();
     loop {
         let is_stopping = *stop.borrow();
@@ -140,7 +136,7 @@ async fn serve(mut queue: Queue, access: &Access, mut stop: Stop) -> Ending {
     }
 }
 
-fn begin(queue: &Queue, access: &Access, request: &Request) -> Io<Answer> {
+fn begin(queue: &Queue, access: &Arc<Access>, request: &Request) -> Io<Answer> {
     let &Request { offset, length, durable, keeps_space, .. } = request;
     let operation = match request.operation {
         OperationCode::Read => Operation::Read { offset, length },

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
-use sarsen_initiator::{Chap, Url};
+use sarsen_initiator::{Chap, Portal, Url};
 
 use super::text::written_as_text;
 
@@ -65,6 +65,19 @@ impl RemoteUrl {
         if renamed.url == expected {
             *self = renamed;
         }
+    }
+
+    /// Returns the URL with more portals, in the form of [`sarsen_initiator::Portal`]'s text. Its own text stays.
+    pub(crate) fn with_portals(&self, portals: &[String]) -> Self {
+        let mut url = self.url.clone();
+        let tls = url.portal().tls.clone();
+        for portal in portals.iter().filter_map(|portal| portal.parse::<Portal>().ok()) {
+            let portal = Portal { tls: tls.clone(), ..portal };
+            if !url.portals.contains(&portal) {
+                url.portals.push(portal);
+            }
+        }
+        Self { text: self.text.clone(), url }
     }
 
     /// Returns whether both lead to the same unit, through the same portals: only the accounts may differ.
@@ -133,6 +146,17 @@ mod tests {
             let error = text.parse::<RemoteUrl>().expect_err(text);
             assert!(error.contains("no secret") && !error.contains("verysecret12"), "{error}");
         }
+    }
+
+    #[test]
+    fn further_portals_are_added_once_and_not_shown() {
+        let text = "iscsi://192.0.2.1/iqn.2026-01.x:a/0";
+        let url: RemoteUrl = text.parse().expect("valid");
+        let portals = ["192.0.2.1:3260", "[2001:db8::1]:3261"].map(str::to_owned);
+        let more = url.with_portals(&portals);
+        assert_eq!(more.to_string(), text);
+        assert_eq!(more.url().portals.iter().map(ToString::to_string).collect::<Vec<_>>(), portals);
+        assert_eq!(url.with_portals(&[]), url);
     }
 
     #[test]
