@@ -2,15 +2,7 @@
 # in turn by one program.
 # ROUNDS: how often each measurement is repeated.
 
-# measure NAME ROUND DISK
-measure() {
-    for depth in 1 16; do
-        for read in 0 100; do
-            /sarsen lab load --cache none --block-size 4KiB --read $read --random 100 --depth $depth --seconds 2 --destroy \
-                --json "$3" 2>/dev/null | sed -n "s,.*\"iops\":\([0-9]*\).*,RESULT $1/$depth/$read/$2 \1,p"
-        done
-    done
-}
+. /file_system
 
 echo 00112233445566778899aabbccddeeff >/etc/machine-id
 export SARSEN_CONTROL=/run/control.sock

@@ -1,5 +1,5 @@
 # What scenarios share: `live` is a file system's life on $disk: made, filled, checked, found equal after the caches are
-# dropped, trimmed.
+# dropped, trimmed. `measure` reports the rates of random reads and writes.
 
 checksum() { sha256sum "$1" | cut -d' ' -f1; }
 
@@ -27,4 +27,14 @@ live() {
     umount /mnt
     e2fsck -f -n "$disk"
     echo 'RESULT second_check clean'
+}
+
+# measure NAME ROUND DISK: as RESULT NAME/DEPTH/PERCENTAGE_OF_READS/ROUND.
+measure() {
+    for depth in 1 16; do
+        for read in 0 100; do
+            /sarsen lab load --cache none --block-size 4KiB --read $read --random 100 --depth $depth --seconds 2 --destroy \
+                --json "$3" 2>/dev/null | sed -n "s,.*\"iops\":\([0-9]*\).*,RESULT $1/$depth/$read/$2 \1,p"
+        done
+    done
 }

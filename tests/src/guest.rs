@@ -96,6 +96,19 @@ impl RunningGuest {
         found.context("a result")
     }
 
+    /// Returns its process.
+    pub fn process(&self) -> &Daemon {
+        &self.daemon
+    }
+
+    /// Waits for the end of the scenario, and returns all its results.
+    pub fn report(&self) -> Result<ScenarioReport> {
+        let status = self.result("status")?;
+        let console = self.console()?;
+        ensure!(status == "0", "the scenario ended with status {status}:\n{console}");
+        Ok(ScenarioReport { results: results(&console), console })
+    }
+
     /// Returns the whole output of the console.
     pub fn console(&self) -> Result<String> {
         let bytes = fs::read(self.work.path().join("console"))?;
@@ -119,6 +132,15 @@ impl Guest {
     pub fn file(mut self, path: &str, source: &Path) -> Self {
         self.files.push((path.into(), source.into()));
         self
+    }
+
+    /// Adds a disk that another process provides through a vhost-user socket. QEMU connects again whenever that process has ended.
+    pub fn vhost_user_disk(self, socket: &Path) -> Self {
+        let memory = format!("memory-backend-memfd,id=memory,size={MEMORY_MIB}M,share=on");
+        let connection = format!("socket,id=disk,path={},reconnect=1", socket.display());
+        self.devices(&["-object", &memory, "-machine", "memory-backend=memory"])
+            .devices(&["-chardev", &connection])
+            .devices(&["-device", "vhost-user-blk-pci,chardev=disk,num-queues=2"])
     }
 
     /// Adds arguments for QEMU.

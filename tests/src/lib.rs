@@ -19,6 +19,7 @@ pub mod program;
 pub mod qemu;
 pub mod scoreboard;
 pub mod serving;
+pub mod virtual_machine;
 pub mod write_log;
 
 pub use accounts::Accounts;

@@ -40,11 +40,11 @@ pub(crate) struct Arguments {
     /// Name of the attachment. /dev/sarsen/NAME leads to its block device. Default: the end of the target's name.
     #[arg(long)]
     name: Option<String>,
-    /// Kind of the disk: `ublk` or `nbd` (block devices of the kernel, which need root), or `nbd-socket` (a socket for QEMU and other
-    /// NBD clients). Default: ublk if the kernel has it, otherwise nbd.
+    /// Kind of the disk: `ublk` or `nbd` (block devices of the kernel, which need root), `vhost-user-blk` (a socket for a virtual machine
+    /// of QEMU or cloud-hypervisor), or `nbd-socket` (a socket for NBD clients). Default: ublk if the kernel has it, otherwise nbd.
     #[arg(long = "as", value_name = "KIND", value_parser = word::<DiskKind>)]
     kind: Option<DiskKind>,
-    /// Path of the socket, for nbd-socket.
+    /// Path of the socket, for nbd-socket and vhost-user-blk.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Reject writes.

@@ -434,6 +434,10 @@ const EXAMPLES: &[(&str, &[Example])] = &[
                 "Provide a disk to QEMU, without root",
                 "sarsen attach iscsi://192.0.2.1/iqn.2026-11.io.sarsen:data/0 --as nbd-socket --socket /run/user/1000/data.sock",
             ),
+            (
+                "Attach a disk for a virtual machine",
+                "sarsen attach iscsi://192.0.2.1/iqn.2026-11.io.sarsen:data/0 --as vhost-user-blk --socket /run/user/1000/vm.sock",
+            ),
             ("Continue a disk whose process has ended", "sarsen attach data"),
         ],
     ),

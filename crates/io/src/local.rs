@@ -2,10 +2,13 @@
 //! only its owner can reach.
 
 use std::fs::{self, Permissions};
-use std::io;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use sarsen_block::Piece;
 use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::io::Interest;
@@ -15,6 +18,8 @@ use crate::vectored::{self, Watched};
 
 /// Maximum of connections that wait to be accepted.
 const BACKLOG: i32 = 64;
+/// Maximum number of descriptors that come with bytes.
+const DESCRIPTORS: usize = 8;
 /// The permissions to connect: the owner, and root.
 const OWNER_ALONE: u32 = 0o600;
 
@@ -84,6 +89,54 @@ impl LocalStream {
     /// See [`crate::net::Stream::try_receive`].
     pub fn try_receive(&self, landing: &mut [u8], scratch: &mut [u8]) -> io::Result<usize> {
         vectored::receive(&self.socket, landing, scratch)
+    }
+
+    /// Fills `bytes`, and adds the descriptors that came with them. Dropping the future loses what it has received.
+    pub async fn receive_with_descriptors(
+        &self,
+        mut bytes: &mut [u8],
+        descriptors: &mut Vec<OwnedFd>,
+    ) -> io::Result<()> {
+        while !bytes.is_empty() {
+            self.readable().await?;
+            let received = self.socket.try_io(Interest::READABLE, || {
+                let mut space =
+                    [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+                let mut control = RecvAncillaryBuffer::new(&mut space);
+                let mut parts = [IoSliceMut::new(bytes)];
+                let flags = RecvFlags::CMSG_CLOEXEC;
+                let message = rustix::net::recvmsg(&self.socket, &mut parts, &mut control, flags)?;
+                for item in control.drain() {
+                    if let RecvAncillaryMessage::ScmRights(received) = item {
+                        descriptors.extend(received);
+                    }
+                }
+                if descriptors.len() > DESCRIPTORS {
+                    return Err(io::ErrorKind::InvalidData.into());
+                }
+                Ok(message.bytes)
+            });
+            match received {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => bytes = &mut bytes[count..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends all bytes.
+    pub async fn send(&self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            self.writable().await?;
+            match self.try_send(&[Piece::Bytes(bytes)]) {
+                Ok(count) => bytes = &bytes[count..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// See [`crate::net::Stream::try_send`].
@@ -209,6 +262,34 @@ mod tests {
         })
         .unwrap();
     }
+
+    #[test]
+    fn descriptors_arrive_with_their_bytes() {
+        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+        let (own, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let file = tempfile::tempfile().unwrap();
+        block_on(FileEngine::Pool, async {
+            let stream = LocalStream::from_std(own).unwrap();
+            let files = [std::os::fd::AsFd::as_fd(&file)];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
+            let parts = [io::IoSlice::new(b"abc")];
+            rustix::net::sendmsg(&theirs, &parts, &mut control, SendFlags::empty()).unwrap();
+            (&theirs).write_all(b"defg").unwrap();
+            let (mut bytes, mut descriptors) = ([0; 6], Vec::new());
+            stream.receive_with_descriptors(&mut bytes, &mut descriptors).await.unwrap();
+            assert_eq!(&bytes, b"abcdef");
+            let [received] = <[OwnedFd; 1]>::try_from(descriptors).unwrap();
+            (&fs::File::from(received)).write_all(b"shared").unwrap();
+            assert_eq!(file.metadata().unwrap().len(), 6);
+            drop(theirs);
+            let ended = stream.receive_with_descriptors(&mut bytes, &mut Vec::new()).await;
+            assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        })
+        .unwrap();
+    }
+
     #[test]
     fn a_dead_servers_socket_is_replaced_and_a_living_ones_is_not() {
         let folder = tempfile::tempdir().unwrap();

@@ -35,6 +35,6 @@ pub async fn sleep_until(deadline: Instant) {
 
 /// Stops the thread for this time: never on a core.
 #[allow(clippy::disallowed_methods)] // this is the module that owns the clock
-pub(crate) fn pause(duration: Duration) {
+pub fn pause(duration: Duration) {
     std::thread::sleep(duration);
 }

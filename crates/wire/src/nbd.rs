@@ -43,18 +43,6 @@ pub const QEMU_NAMESPACE: &str = "qemu:";
 /// The beginning of the name of a metadata context that reports changes. The name of the dirty bitmap follows.
 pub const QEMU_DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
 
-macro_rules! layout {
-    ($(#[$doc:meta])* $name:ident: $length:literal
-        { $($(#[$fdoc:meta])* $field:ident: $type:ty,)* }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-        #[repr(C)]
-        pub struct $name { $($(#[$fdoc])* pub $field: $type,)* }
-        const _: () = assert!(size_of::<$name>() == $length);
-    };
-}
-
 layout! {
     /// The server's greeting.
     Greeting: 18 {

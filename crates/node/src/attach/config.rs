@@ -24,11 +24,17 @@ pub enum DiskKind {
     Nbd,
     /// A socket for NBD clients.
     NbdSocket,
+    /// A socket at which a virtual machine has a virtio block device.
+    VhostUserBlk,
 }
 
 impl Words for DiskKind {
-    const WORDS: &'static [(&'static str, Self)] =
-        &[("ublk", Self::Ublk), ("nbd", Self::Nbd), ("nbd-socket", Self::NbdSocket)];
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("ublk", Self::Ublk),
+        ("nbd", Self::Nbd),
+        ("nbd-socket", Self::NbdSocket),
+        ("vhost-user-blk", Self::VhostUserBlk),
+    ];
 }
 
 impl DiskKind {
@@ -36,6 +42,14 @@ impl DiskKind {
     pub fn name(self) -> &'static str {
         let named = Self::WORDS.iter().find(|(_, kind)| *kind == self);
         named.map_or("", |(word, _)| word)
+    }
+
+    /// Returns whether the disk is a socket. The others are block devices of the kernel.
+    pub fn is_socket(self) -> bool {
+        match self {
+            Self::NbdSocket | Self::VhostUserBlk => true,
+            Self::Ublk | Self::Nbd => false,
+        }
     }
 }
 
@@ -55,7 +69,7 @@ pub struct AttachmentConfig {
         with = "words::option"
     )]
     pub kind: Option<DiskKind>,
-    /// The path of the socket, for nbd-socket.
+    /// The path of the socket, for nbd-socket and vhost-user-blk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
     /// Whether writes are rejected.
@@ -104,11 +118,11 @@ impl AttachmentConfig {
         check_name(&self.name)?;
         let chap = &self.url.url().chap;
         let problem = match self {
-            Self { kind: Some(DiskKind::NbdSocket), socket: None, .. } => {
-                "socket: nbd-socket needs a path; add --socket PATH, or socket = \"PATH\" in the file"
+            Self { kind: Some(kind), socket: None, .. } if kind.is_socket() => {
+                "socket: a disk of this kind needs a path; add --socket PATH, or socket = \"PATH\" in the file"
             }
-            Self { kind, socket: Some(_), .. } if *kind != Some(DiskKind::NbdSocket) => {
-                "socket: only a disk as nbd-socket has one; add --as nbd-socket, or as = \"nbd-socket\" in the file"
+            Self { kind, socket: Some(_), .. } if !kind.is_some_and(DiskKind::is_socket) => {
+                "socket: only a disk as nbd-socket or vhost-user-blk has one; add --as KIND, or as = \"KIND\" in the file"
             }
             Self { socket: Some(socket), .. } if !socket.is_absolute() => {
                 "socket: the path must be absolute"

@@ -7,13 +7,17 @@ use std::path::Path;
 use std::time::Duration;
 
 use sarsen_io::process::OPEN_EXCLUSIVELY;
+use sarsen_io::time;
 
 use super::disk::Disk;
 use super::record::{AttachmentFolder, Listed, folder};
-use super::{AttachError, DiskKind, LOCK_LIMIT, link};
+use super::{AttachError, LOCK_LIMIT, link};
 
 /// How long the process of a disk may take to end after its disk was removed: it makes its last writes durable and logs out.
 const PROCESS_LIMIT: Duration = Duration::from_secs(75);
+/// How long the process may take to close the connection of a client that has ended.
+const CLOSE_LIMIT: Duration = Duration::from_secs(1);
+const CLOSE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Detaches a disk: writes the page cache back, removes the disk, and waits for the end of its process. A disk in use is only removed
 /// with `force`.
@@ -21,7 +25,7 @@ pub fn detach(listed: &Listed, force: bool) -> Result<(), AttachError> {
     let Listed { record, is_served } = listed;
     let disk = Disk::of(record);
     let path = disk.path();
-    let is_device = record.kind != DiskKind::NbdSocket;
+    let is_device = !record.kind.is_socket();
     if !force {
         if is_device {
             refuse_used(&path)?;
@@ -81,18 +85,25 @@ pub fn detach(listed: &Listed, force: bool) -> Result<(), AttachError> {
 
 /// Refuses a socket to which a client is connected (proc_net_unix, in proc(5)).
 fn refuse_connected(path: &Path) -> Result<(), AttachError> {
+    let limit = time::now() + CLOSE_LIMIT;
+    while is_connected(path) {
+        if time::now() > limit {
+            let (device, user) = (path.display().to_string(), "a client is connected".to_owned());
+            return Err(AttachError::InUse { device, user });
+        }
+        time::pause(CLOSE_INTERVAL);
+    }
+    Ok(())
+}
+
+fn is_connected(path: &Path) -> bool {
     /// SS_CONNECTED.
     const CONNECTED: &str = "03";
     let sockets = fs::read_to_string("/proc/net/unix").unwrap_or_default();
-    let is_connected = sockets.lines().any(|line| {
+    sockets.lines().any(|line| {
         let mut fields = line.split_whitespace();
         fields.nth(5) == Some(CONNECTED) && fields.nth(1).map(Path::new) == Some(path)
-    });
-    if is_connected {
-        let (device, user) = (path.display().to_string(), "a client is connected".to_owned());
-        return Err(AttachError::InUse { device, user });
-    }
-    Ok(())
+    })
 }
 
 /// Refuses a device that is mounted, part of another device, or open in a program.

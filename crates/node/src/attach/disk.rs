@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use sarsen_block::{BlockError, BlockSize, Io};
 use sarsen_io::cores::Cores;
+use sarsen_io::local::LocalListener;
 use sarsen_io::{nbd_device, time, ublk as device};
 use sarsen_proto::nbd::server::{Export, Operation, Outcome};
 use sarsen_volume::Attachment;
@@ -17,7 +18,7 @@ use tokio::sync::{mpsc, watch};
 use tracing::warn;
 
 use super::record::{AttachmentFolder, Record};
-use super::{AttachError, AttachmentConfig, DiskKind, nbd, ublk};
+use super::{AttachError, AttachmentConfig, DiskKind, nbd, ublk, vhost_user};
 use crate::fronts::nbd::{RequestError, execute, export_of, failed};
 
 const UBLK_MODULE: &str = "ublk_drv";
@@ -159,6 +160,7 @@ impl Tasks {
             DiskKind::Ublk => ublk::start(start)?,
             DiskKind::Nbd => nbd::start_device(start)?,
             DiskKind::NbdSocket => nbd::start_socket(start)?,
+            DiskKind::VhostUserBlk => vhost_user::start(start)?,
         }
         Ok(tasks)
     }
@@ -209,18 +211,18 @@ impl Disk {
         match self.kind {
             DiskKind::Ublk => device::path(self.number),
             DiskKind::Nbd => nbd_device::Device::with_number(self.number).path(),
-            DiskKind::NbdSocket => self.socket.clone(),
+            DiskKind::NbdSocket | DiskKind::VhostUserBlk => self.socket.clone(),
         }
     }
 
-    /// Changes its size. Clients of a socket ask for it.
+    /// Changes its size. The connections of a socket see to it themselves.
     pub(super) fn resize(&self, bytes: u64) -> io::Result<()> {
         match self.kind {
             DiskKind::Ublk => device::Device::existing(self.number, self.tag)?.resize(bytes),
             DiskKind::Nbd => {
                 nbd_device::Device::with_number(self.number).resize(&self.backend, bytes)
             }
-            DiskKind::NbdSocket => Ok(()),
+            DiskKind::NbdSocket | DiskKind::VhostUserBlk => Ok(()),
         }
     }
 
@@ -232,9 +234,18 @@ impl Disk {
                 nbd_device::Device::with_number(self.number).disconnect()
             }
             DiskKind::Nbd => Err(io::ErrorKind::NotFound.into()),
-            DiskKind::NbdSocket => Ok(()),
+            DiskKind::NbdSocket | DiskKind::VhostUserBlk => Ok(()),
         }
     }
+}
+
+/// Listens at the socket of a record.
+pub(super) fn listen(record: &Record) -> Result<LocalListener, AttachError> {
+    let path = record.config.socket.clone().unwrap_or_default();
+    LocalListener::bind(&path).map_err(AttachError::system(format!(
+        "cannot listen at {}: choose a path in an existing folder, where no other file is",
+        path.display()
+    )))
 }
 
 /// Returns the text that identifies a device of the kernel's NBD client.
@@ -247,7 +258,7 @@ pub(super) fn choose(config: &AttachmentConfig) -> Result<DiskKind, AttachError>
     let ublk = || with_module(UBLK_MODULE, device::Device::probe);
     let nbd = || with_module(NBD_MODULE, nbd_device::Device::probe);
     match config.kind {
-        Some(DiskKind::NbdSocket) => Ok(DiskKind::NbdSocket),
+        Some(kind @ (DiskKind::NbdSocket | DiskKind::VhostUserBlk)) => Ok(kind),
         Some(DiskKind::Ublk) => {
             ublk().map(|()| DiskKind::Ublk).map_err(|error| missing("ublk", UBLK_MODULE, error))
         }

@@ -7,13 +7,12 @@ use std::path::PathBuf;
 
 use tracing::warn;
 
-use super::DiskKind;
 use super::record::Record;
 
 const FOLDER: &str = "/dev/sarsen";
 
 fn path(record: &Record) -> Option<PathBuf> {
-    (record.kind != DiskKind::NbdSocket).then(|| PathBuf::from(FOLDER).join(&record.config.name))
+    (!record.kind.is_socket()).then(|| PathBuf::from(FOLDER).join(&record.config.name))
 }
 
 /// Creates the link, or replaces an old one.

@@ -10,6 +10,7 @@ mod link;
 mod nbd;
 pub mod record;
 mod ublk;
+mod vhost_user;
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -133,8 +134,16 @@ pub struct Attached {
     size_watch: Arc<SizeWatch>,
 }
 
-/// Wakes the watcher of the size.
+/// Wakes a watcher of the size.
+#[derive(Default)]
 struct SizeWatch(Notify);
+
+impl SizeWatch {
+    /// Waits until the size may have changed.
+    async fn changed(&self) {
+        self.0.notified().await;
+    }
+}
 
 impl StatusListener for SizeWatch {
     fn status_changed(&self) {
@@ -213,7 +222,7 @@ impl Attached {
         };
         record.portals = remote.paths().into_iter().map(|path| path.portal).collect();
         record.path_problem = text_of(&remote.path_health());
-        let size_watch = Arc::new(SizeWatch(Notify::new()));
+        let size_watch = Arc::new(SizeWatch::default());
         let listener: Weak<SizeWatch> = Arc::downgrade(&size_watch);
         remote.status().subscribe(listener);
         // The size may have changed while no process served the disk.
@@ -238,7 +247,7 @@ impl Attached {
             tokio::select! {
                 ending = self.tasks.ended() => return ending,
                 () = paths_changed => {}
-                () = size_watch.0.notified() => self.follow_size().await,
+                () = size_watch.changed() => self.follow_size().await,
             }
         }
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use sarsen_block::{Io, LocalFuture};
-use sarsen_io::local::{LocalListener, LocalStream};
+use sarsen_io::local::LocalStream;
 use sarsen_io::nbd_device::{Device, DeviceOptions};
 use sarsen_io::net::PIECES_MAX;
 use sarsen_io::{threads, time};
@@ -22,7 +22,7 @@ use tokio::sync::Semaphore;
 use tracing::{debug, warn};
 
 use super::AttachError;
-use super::disk::{Access, Ending, MAXIMUM_PAYLOAD, Start, Stop, backend};
+use super::disk::{Access, Ending, MAXIMUM_PAYLOAD, Start, Stop, backend, listen};
 
 const SCRATCH_LENGTH: usize = 64 * 1024;
 /// Maximum number of bytes that a turn receives before it answers.
@@ -154,11 +154,7 @@ pub(super) fn start_socket(start: Start<'_>) -> Result<(), AttachError> {
     let Start { cores, access, record, folder, stop, report } = start;
     record.size_bytes = access.bytes();
     folder.write(record)?;
-    let path = record.config.socket.clone().unwrap_or_default();
-    let listener = LocalListener::bind(&path).map_err(AttachError::system(format!(
-        "cannot listen at {}: choose a path in an existing folder, where no other file is",
-        path.display()
-    )))?;
+    let listener = listen(record)?;
     let (access, weak) = (access.clone(), Arc::downgrade(cores));
     let mut stop = stop.subscribe();
     let clients = Arc::new(Semaphore::new(CLIENTS));

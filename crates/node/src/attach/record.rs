@@ -108,7 +108,7 @@ impl Record {
         if config.only_these_portals && !earlier.only_these_portals {
             return differs("its disk also uses portals that the target reported".to_owned());
         }
-        if self.kind == DiskKind::NbdSocket && earlier.socket != config.socket {
+        if self.kind.is_socket() && earlier.socket != config.socket {
             return differs(format!("its socket is {}", self.path().display()));
         }
         Ok(())

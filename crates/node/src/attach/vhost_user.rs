@@ -1,0 +1,60 @@
+//! Sockets at which virtual machines use a unit as a virtio block device (vhost-user-blk): see [`sarsen_wire::vhost_user`].
+//!
+//! A ring's requests are completed in the order in which the virtual machine has made them. So the number of those that are complete tells which
+//! are not: after the end of this process the virtual machine gives them, and no others, to the next one.
+
+mod device;
+mod memory;
+mod ring;
+mod session;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sarsen_io::local::LocalStream;
+use sarsen_io::time;
+use tracing::warn;
+
+use super::AttachError;
+use super::disk::{Ending, Start, listen};
+
+/// Time between attempts to accept a connection, while the process has no free descriptor.
+const ACCEPT_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Listens at the socket of a record, for one virtual machine at a time.
+pub(super) fn start(start: Start<'_>) -> Result<(), AttachError> {
+    let Start { cores, access, record, folder, stop, report } = start;
+    record.size_bytes = access.bytes();
+    folder.write(record)?;
+    let listener = listen(record)?;
+    let (access, weak) = (access.clone(), Arc::downgrade(cores));
+    let mut stop = stop.subscribe();
+    cores.spawn_on(0, move || async move {
+        let connections = match listener.connections() {
+            Ok(connections) => connections,
+            Err(error) => return drop(report.send(Ending::Failed(error))),
+        };
+        let mut last_problem: Option<String> = None;
+        while !*stop.borrow() {
+            let accepted = tokio::select! {
+                accepted = connections.accept() => accepted,
+                _ = stop.changed() => break,
+            };
+            let stream = accepted.and_then(|socket| LocalStream::from_std(socket.into_std()?));
+            let Ok(stream) = stream else {
+                time::sleep_until(time::now() + ACCEPT_INTERVAL).await;
+                continue;
+            };
+            let problem = session::serve(&stream, &weak, &access, stop.clone()).await.err();
+            let problem = problem.map(|error| error.to_string());
+            // A virtual machine connects again and again.
+            if let Some(problem) = problem.as_deref().filter(|_| problem != last_problem) {
+                warn!("the session of a virtual machine has ended: {problem}");
+            }
+            last_problem = problem;
+        }
+        drop(listener);
+        let _ = report.send(Ending::Stopped);
+    });
+    Ok(())
+}
