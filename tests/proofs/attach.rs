@@ -10,7 +10,7 @@ use sarsen_proof::guest::{Guest, HOST, ScenarioReport, small_program};
 use sarsen_proof::managed::Managed;
 use sarsen_proof::process::{self, Daemon};
 use sarsen_proof::virtual_machine::{
-    Connection, Part, SLOTS, VirtualMachine, head, numbers, range, request,
+    Connection, Part, SLOTS, VirtualMachine, header, numbers, range, request,
 };
 use sarsen_proof::{Backing, Serving, Volume, program};
 use serde_json::Value;
@@ -78,6 +78,10 @@ fn socket_continues_after_its_process_under_qemus_load() -> Result<()> {
     let other = ["attach", &url, "--name", "other", "--as", "nbd-socket", "--socket", "/nowhere/x"];
     let other = attachments.run(&other)?;
     assert_eq!(other.status.code(), Some(4), "{}", String::from_utf8_lossy(&other.stderr));
+    let taken = ["attach", &url, "--name", "other", "--as", "vhost-user-blk", "--socket", shown];
+    let taken = attachments.run(&taken)?;
+    let problem = String::from_utf8_lossy(&taken.stderr);
+    assert!(problem.contains("belongs to the attachment data"), "{problem}");
     assert_eq!(attachments.only()?["served"], true);
 
     let image =
@@ -202,9 +206,9 @@ fn virtio_1_2_5_2_6_each_request_has_its_status() -> Result<()> {
     }
     assert_eq!(machine.status_of(request::DISCARD, 0, Some(Part::Out(&[0; 15])))?, IO_ERROR);
     // A request without a place for its status has none, and neither has one that is too short.
-    machine.make(0, &[Part::Out(&head(request::WRITE, 0)), Part::Out(&bytes)])?;
+    machine.submit(0, &[Part::Out(&header(request::WRITE, 0)), Part::Out(&bytes)])?;
     assert_eq!(machine.completed()?, (0, 0));
-    machine.make(0, &[Part::Out(&[0; 3]), Part::In(1)])?;
+    machine.submit(0, &[Part::Out(&[0; 3]), Part::In(1)])?;
     assert_eq!(machine.completed()?, (0, 1));
     assert_eq!(machine.part(0, 1, 1)?, [IO_ERROR]);
     assert_eq!(machine.status_of(request::FLUSH, 0, None)?, OK);
@@ -231,9 +235,9 @@ fn vhost_user_sessions_with_mistakes_end_alone() -> Result<()> {
         ("memory without a file", [5, 1, 40], [numbers(&[1, 0]), vec![0; 32]].concat()),
         ("a ring without an event", [12, 1, 8], no_event.to_vec()),
     ];
-    for (what, header, payload) in mistakes {
+    for (what, head, payload) in mistakes {
         let connection = Connection::open(&disk.socket)?;
-        connection.send_with(header, &payload, &[])?;
+        connection.send_with(head, &payload, &[])?;
         assert!(connection.is_closed()?, "{what}");
     }
     let connection = Connection::open(&disk.socket)?;
@@ -247,8 +251,9 @@ fn vhost_user_sessions_with_mistakes_end_alone() -> Result<()> {
     let mut broken = VirtualMachine::new()?;
     let connection = broken.connect(&disk.socket)?;
     assert_eq!(broken.status_of(request::FLUSH, 0, None)?, 0);
-    broken.announce(0x8000)?;
+    broken.publish(0x8000)?;
     assert_eq!(connection.sectors()?, MIB / 512);
+    assert_eq!(broken.stop(&connection)?, 1, "the first entry that is not complete");
     drop(connection);
     let mut machine = VirtualMachine::new()?;
     let connection = machine.connect(&disk.socket)?;
@@ -277,8 +282,8 @@ fn requests_of_a_virtual_machine_outlive_the_process() -> Result<()> {
         let bytes = [round as u8 + 1; 4096];
         for slot in 0..SLOTS {
             let sector = (u64::from(slot) + round) * 8;
-            let head = head(request::WRITE, sector);
-            machine.make(slot, &[Part::Out(&head), Part::Out(&bytes), Part::In(1)])?;
+            let header = header(request::WRITE, sector);
+            machine.submit(slot, &[Part::Out(&header), Part::Out(&bytes), Part::In(1)])?;
         }
         let process = disk.attachments.only()?["process"].as_u64().context("a process")?;
         kill_process(Pid::from_raw(process as i32).context("a process")?, Signal::KILL)?;

@@ -1,4 +1,4 @@
-//! The disk driver of a virtual machine, without the machine: a client of vhost-user-blk with one ring.
+//! A front-end of vhost-user-blk and the driver of its disk, with one ring: what a disk sees of a virtual machine.
 //!
 //! The shared memory is a file, which this side reads and writes as a file. Layouts: QEMU, docs/interop/vhost-user.rst; VIRTIO 1.2, 2.7 and
 //! 5.2.
@@ -52,14 +52,14 @@ pub mod request {
 /// A part of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Part<'a> {
-    /// Bytes for the device.
+    /// Bytes that the disk reads.
     Out(&'a [u8]),
-    /// Room for so many bytes of the device.
+    /// A buffer of so many bytes, which the disk writes.
     In(u32),
 }
 
-/// Returns the beginning of a request.
-pub fn head(code: u32, sector: u64) -> Vec<u8> {
+/// Returns the header of a request.
+pub fn header(code: u32, sector: u64) -> Vec<u8> {
     [&code.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes()].concat()
 }
 
@@ -126,7 +126,7 @@ impl Connection {
         Ok(u64::from_ne_bytes(self.reply()?.as_slice().try_into()?))
     }
 
-    /// Waits until the device has closed the connection.
+    /// Waits until the disk closes the connection, or sends something.
     pub fn is_closed(&self) -> Result<bool> {
         match (&self.0).read(&mut [0; 64]) {
             Ok(count) => Ok(count == 0),
@@ -155,10 +155,10 @@ pub struct VirtualMachine {
     memory: File,
     kick: OwnedFd,
     call: OwnedFd,
-    /// Number of the requests that were made.
-    made: u16,
+    /// Number of the requests that were submitted.
+    available: u16,
     /// Number of the completions that were seen.
-    seen: u16,
+    used: u16,
 }
 
 impl VirtualMachine {
@@ -167,7 +167,7 @@ impl VirtualMachine {
         let memory = File::from(rustix::fs::memfd_create("memory", MemfdFlags::CLOEXEC)?);
         memory.set_len(MEMORY)?;
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        Ok(Self { memory, kick: event()?, call: event()?, made: 0, seen: 0 })
+        Ok(Self { memory, kick: event()?, call: event()?, available: 0, used: 0 })
     }
 
     /// Returns the memory.
@@ -196,6 +196,13 @@ impl VirtualMachine {
         Ok(connection)
     }
 
+    /// Stops the ring. Returns the number of its first entry that is not complete.
+    pub fn stop(&self, connection: &Connection) -> Result<u32> {
+        connection.send(11, &numbers(&[0, 0]), &[])?;
+        let state = connection.reply()?;
+        Ok(u32::from_ne_bytes(state.get(4..).context("a state")?.try_into()?))
+    }
+
     fn number_at(&self, address: u64) -> Result<u16> {
         let mut number = [0; 2];
         self.memory.read_exact_at(&mut number, address)?;
@@ -206,8 +213,8 @@ impl VirtualMachine {
         BUFFERS + u64::from(slot * PARTS + part) * u64::from(PART_BYTES)
     }
 
-    /// Makes a request in a slot that is free.
-    pub fn make(&mut self, slot: u16, parts: &[Part<'_>]) -> Result<()> {
+    /// Submits a request in a slot that is free.
+    pub fn submit(&mut self, slot: u16, parts: &[Part<'_>]) -> Result<()> {
         // VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE.
         const NEXT: u16 = 1;
         const WRITE: u16 = 2;
@@ -231,31 +238,31 @@ impl VirtualMachine {
             ];
             self.memory.write_all_at(&descriptor.concat(), u64::from(first + index) * 16)?;
         }
-        let entry = AVAILABLE + 4 + u64::from(self.made % ENTRIES) * 2;
+        let entry = AVAILABLE + 4 + u64::from(self.available % ENTRIES) * 2;
         self.memory.write_all_at(&first.to_le_bytes(), entry)?;
-        self.made = self.made.wrapping_add(1);
-        self.announce(self.made)
+        self.available = self.available.wrapping_add(1);
+        self.publish(self.available)
     }
 
-    /// Tells the device that so many requests were made.
-    pub fn announce(&self, made: u16) -> Result<()> {
-        self.memory.write_all_at(&made.to_le_bytes(), AVAILABLE + 2)?;
+    /// Publishes the available index, and kicks.
+    pub fn publish(&self, available: u16) -> Result<()> {
+        self.memory.write_all_at(&available.to_le_bytes(), AVAILABLE + 2)?;
         rustix::io::write(&self.kick, &1_u64.to_ne_bytes())?;
         Ok(())
     }
 
     /// Waits for the next completion: the slot of the request, and the number of bytes that the device has written.
     pub fn completed(&mut self) -> Result<(u16, u32)> {
-        while self.number_at(USED + 2)? == self.seen {
+        while self.number_at(USED + 2)? == self.used {
             let mut ready = [PollFd::new(&self.call, PollFlags::IN)];
             let limit = Timespec::try_from(LIMIT)?;
             ensure!(poll(&mut ready, Some(&limit))? > 0, "no completion within {LIMIT:?}");
             rustix::io::read(&self.call, &mut [0; 8])?;
         }
         let mut element = [0; 8];
-        let place = USED + 4 + u64::from(self.seen % ENTRIES) * 8;
+        let place = USED + 4 + u64::from(self.used % ENTRIES) * 8;
         self.memory.read_exact_at(&mut element, place)?;
-        self.seen = self.seen.wrapping_add(1);
+        self.used = self.used.wrapping_add(1);
         let (first, written) = element.split_at(4);
         let first = u32::from_le_bytes(first.try_into()?) as u16;
         Ok((first / PARTS, u32::from_le_bytes(written.try_into()?)))
@@ -268,12 +275,12 @@ impl VirtualMachine {
         Ok(bytes)
     }
 
-    /// Makes a request whose last part is its status, and waits for it. Returns the status.
+    /// Submits a request whose last part is its status, and waits for it. Returns the status.
     pub fn status_of(&mut self, code: u32, sector: u64, part: Option<Part<'_>>) -> Result<u8> {
-        let head = head(code, sector);
-        let parts = [Some(Part::Out(&head)), part, Some(Part::In(1))];
+        let header = header(code, sector);
+        let parts = [Some(Part::Out(&header)), part, Some(Part::In(1))];
         let parts: Vec<_> = parts.into_iter().flatten().collect();
-        self.make(0, &parts)?;
+        self.submit(0, &parts)?;
         let (slot, _) = self.completed()?;
         ensure!(slot == 0, "slot {slot} is complete");
         Ok(self.part(0, parts.len() as u16 - 1, 1)?[0])

@@ -44,7 +44,7 @@ pub(crate) struct Arguments {
     /// of QEMU or cloud-hypervisor), or `nbd-socket` (a socket for NBD clients). Default: ublk if the kernel has it, otherwise nbd.
     #[arg(long = "as", value_name = "KIND", value_parser = word::<DiskKind>)]
     kind: Option<DiskKind>,
-    /// Path of the socket, for nbd-socket and vhost-user-blk.
+    /// Path of the socket, in an existing folder. Required for nbd-socket and vhost-user-blk.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Reject writes.
@@ -85,7 +85,7 @@ pub(crate) struct DetachArguments {
     /// Name, device or socket of the attachment.
     #[arg(value_name = "NAME|DEVICE")]
     attachment: String,
-    /// Detach the disk even if it is in use: its requests fail.
+    /// Detach the disk even if it is in use: its requests fail. Those of a virtual machine at a socket wait until it ends.
     #[arg(long)]
     force: bool,
 }

@@ -7,7 +7,7 @@
 
 pub mod cores;
 pub mod descriptors;
-pub mod event;
+pub mod eventfd;
 pub mod file;
 pub mod handover;
 pub mod heap;

@@ -1,5 +1,5 @@
-//! vhost-user: how a virtual machine gives the rings of a virtio device to another process (QEMU, docs/interop/vhost-user.rst).
-//! Both sides are on one machine, so numbers have its byte order. Comments cite clauses of that document by heading.
+//! vhost-user: how the process of a virtual machine (the front-end) gives the rings of a virtio device to another process (the back-end).
+//! Both are on one machine, so numbers have its byte order. Comments cite clauses of QEMU's docs/interop/vhost-user.rst by heading.
 
 use zerocopy::byteorder::native_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -20,7 +20,7 @@ pub const REPLY: u32 = 1 << 2;
 /// Flag of a header: the sender wants a reply with a status ("REPLY_ACK").
 pub const NEEDS_REPLY: u32 = 1 << 3;
 
-/// A feature of the device's rings: the other features of the protocol can be negotiated.
+/// VHOST_USER_F_PROTOCOL_FEATURES, one of the features of the device: those of the protocol can be negotiated.
 pub const PROTOCOL_FEATURES: u64 = 1 << 30;
 
 /// Features of the protocol ("Protocol features").
@@ -29,7 +29,7 @@ pub mod protocol_feature {
     pub const MULTIQUEUE: u64 = 1 << 0;
     /// Each message may ask for a status.
     pub const REPLY_ACK: u64 = 1 << 3;
-    /// The device sends messages, too.
+    /// The back-end sends messages, too.
     pub const BACKEND_REQUESTS: u64 = 1 << 5;
     /// The configuration of the device is read by messages.
     pub const CONFIG: u64 = 1 << 9;
@@ -44,7 +44,7 @@ pub const RING_INDEX_MASK: u64 = 0xff;
 pub const NO_DESCRIPTOR: u64 = 1 << 8;
 
 open_enum! {
-    /// Messages of the virtual machine ("Front-end message types").
+    /// Messages of the front-end ("Front-end message types").
     Request(u32) {
         /// Return the features of the device.
         GetFeatures = 1,
@@ -64,7 +64,7 @@ open_enum! {
         SetRingBase = 10,
         /// Stop a ring, and return its next entry.
         GetRingBase = 11,
-        /// The event that the virtual machine signals.
+        /// The event that the driver signals.
         SetRingKick = 12,
         /// The event that the device signals.
         SetRingCall = 13,
@@ -78,7 +78,7 @@ open_enum! {
         GetQueueCount = 17,
         /// Enable or disable a ring.
         SetRingEnable = 18,
-        /// The socket for messages of the device.
+        /// The socket for messages of the back-end.
         SetBackendChannel = 21,
         /// Return a part of the configuration of the device.
         GetConfig = 24,
@@ -116,7 +116,7 @@ layout! {
         guest_address: U64,
         /// Its length.
         length: U64,
-        /// Its address in the sender of the message.
+        /// Its address in the front-end.
         user_address: U64,
         /// Where it begins in its file.
         file_offset: U64,
@@ -134,7 +134,7 @@ layout! {
 }
 
 layout! {
-    /// Where a ring is, as addresses in the sender of the message ("A vring address description").
+    /// Where a ring is, as addresses in the front-end ("A vring address description").
     RingAddresses: 40 {
         /// Index of the queue.
         index: U32,

@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const SECTOR_BYTES: u64 = 512;
 /// Maximum length of the identifier of a device (5.2.6, VIRTIO_BLK_T_GET_ID).
 pub const IDENTIFIER_LENGTH: usize = 20;
-/// Flag of a [`Range`] of zeroes: the device may deallocate it (5.2.6).
+/// Flag of a [`DiscardWriteZeroes`]: the device may deallocate it (5.2.6).
 pub const UNMAP: u32 = 1;
 
 /// Features of the device (5.2.3) and of its rings (6).
@@ -30,7 +30,7 @@ pub mod feature {
     pub const WRITE_ZEROES: u64 = 1 << 14;
     /// Descriptors may be in tables of their own.
     pub const INDIRECT_DESCRIPTORS: u64 = 1 << 28;
-    /// Each side tells when it wants to be notified.
+    /// used_event and avail_event limit the notifications (2.7.10).
     pub const EVENT_INDEX: u64 = 1 << 29;
     /// The device is one of VIRTIO 1.0 or later.
     pub const VERSION_1: u64 = 1 << 32;
@@ -68,7 +68,7 @@ open_enum! {
 
 layout! {
     /// The beginning of each request (5.2.6); the data and the status follow.
-    RequestHead: 16 {
+    RequestHeader: 16 {
         /// A [`RequestType`].
         code: U32,
         /// Not used.
@@ -80,7 +80,7 @@ layout! {
 
 layout! {
     /// The data of a [`RequestType::Discard`] or a [`RequestType::WriteZeroes`] (5.2.6).
-    Range: 16 {
+    DiscardWriteZeroes: 16 {
         /// First sector.
         sector: U64,
         /// Number of sectors.
@@ -96,7 +96,7 @@ layout! {
         /// Its size in sectors.
         sectors: U64,
         /// Maximum length of a segment of a request. Without its feature, there is no limit.
-        maximum_segment: U32,
+        maximum_segment_bytes: U32,
         /// Maximum number of segments of a request.
         maximum_segments: U32,
         /// Cylinders, heads and sectors of a track. Not used.
@@ -105,8 +105,8 @@ layout! {
         block_bytes: U32,
         /// Number of blocks of a physical block, as a power of two.
         physical_block_exponent: u8,
-        /// First aligned block.
-        alignment: u8,
+        /// Offset of the first aligned block.
+        alignment_offset: u8,
         /// Smallest suggested request, in blocks.
         minimum_io: U16,
         /// Best request, in blocks.
@@ -127,7 +127,7 @@ layout! {
         maximum_zeroes: U32,
         /// Maximum number of ranges of a request.
         maximum_zeroes_ranges: U32,
-        /// Whether zeroes may be deallocated.
+        /// Whether writing zeroes may deallocate.
         zeroes_may_unmap: u8,
         /// Not used.
         padding: [u8; 3],

@@ -1,5 +1,6 @@
 //! The disk of an attachment, whatever its kind is.
 
+use std::fmt::Display;
 use std::io;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -45,7 +46,7 @@ struct FailureLog {
 }
 
 impl FailureLog {
-    fn note(&mut self, error: &BlockError) {
+    fn note(&mut self, error: &dyn Display) {
         let now = time::now();
         if self.written_at.is_some_and(|written_at| now < written_at + FAILURE_INTERVAL) {
             self.left_out += 1;
@@ -97,11 +98,15 @@ impl Access {
         executed.map(move |result| {
             result.map_err(|error| {
                 if let RequestError::Block(error) = &error {
-                    access.failures.lock().note(error);
+                    access.note_failure(error);
                 }
                 failed(&error).1
             })
         })
+    }
+
+    pub(super) fn note_failure(&self, error: &dyn Display) {
+        self.failures.lock().note(error);
     }
 
     pub(super) async fn flush(&self) -> Result<(), BlockError> {

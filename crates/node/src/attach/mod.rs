@@ -85,7 +85,7 @@ pub enum AttachError {
     },
     /// The disk is in use.
     #[error(
-        "{device} is in use: {user}; unmount it or end that program, or use --force, which fails its requests"
+        "{device} is in use: {user}; unmount it, or end that program or virtual machine, or use --force"
     )]
     InUse {
         /// The disk.
@@ -173,6 +173,7 @@ impl Attached {
         if let Some(earlier) = &earlier {
             earlier.check_continued(config)?;
         }
+        record::refuse_socket_of_other(config)?;
         let kind = match &earlier {
             Some(earlier) => earlier.kind,
             None => disk::choose(config)?,
@@ -321,6 +322,10 @@ impl Attached {
             drop(done.send(flushed.flush().await));
         });
         let flushed = answer.recv_timeout(FLUSH_LIMIT * 2);
+        if flushed.is_err() {
+            // A core that does not answer may never end, and this process must.
+            std::mem::forget(cores.clone());
+        }
         let mut logged_out = remote.logged_out();
         drop((access, remote));
         let (done, answer) = mpsc::channel();
@@ -332,7 +337,7 @@ impl Attached {
         let lost = match flushed {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(error.to_string()),
-            Err(_) => Some("the server did not answer in time".to_owned()),
+            Err(_) => Some("the last flush did not end in time".to_owned()),
         };
         if is_detached {
             link::remove(&record);

@@ -266,6 +266,22 @@ pub fn find(name: &str) -> Result<Listed, AttachError> {
     found.ok_or_else(|| AttachError::NotFound { name: name.to_owned() })
 }
 
+/// Refuses the socket of another attachment, although no process may serve that now: a virtual machine or a client connects to it again, and
+/// would continue with another disk.
+pub(super) fn refuse_socket_of_other(config: &AttachmentConfig) -> Result<(), AttachError> {
+    let has_socket = |listed: &Listed| {
+        let other = &listed.record.config;
+        other.name != config.name && config.socket.is_some() && other.socket == config.socket
+    };
+    let Some(Listed { record, .. }) = list()?.into_iter().find(has_socket) else { return Ok(()) };
+    let (socket, other) = (record.path(), &record.config.name);
+    Err(AttachError::Invalid(format!(
+        "attachment {}: socket: {} belongs to the attachment {other}; choose another path, or detach that one: sarsen detach {other}",
+        config.name,
+        socket.display()
+    )))
+}
+
 /// Refuses a unit whose disk another attachment has, although no process serves that now.
 pub(super) fn refuse_unit_of_other(name: &str, unit: Option<&str>) -> Result<(), AttachError> {
     let has_unit = |listed: &Listed| {

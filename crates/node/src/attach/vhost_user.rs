@@ -1,7 +1,7 @@
 //! Sockets at which virtual machines use a unit as a virtio block device (vhost-user-blk): see [`sarsen_wire::vhost_user`].
 //!
-//! A ring's requests are completed in the order in which the virtual machine has made them. So the number of those that are complete tells which
-//! are not: after the end of this process the virtual machine gives them, and no others, to the next one.
+//! Requests are completed in the order of their ring. So the used index says which requests are complete: the next process continues at it, and
+//! gets exactly the others.
 
 mod device;
 mod memory;
@@ -18,7 +18,7 @@ use tracing::warn;
 use super::AttachError;
 use super::disk::{Ending, Start, listen};
 
-/// Time between attempts to accept a connection, while the process has no free descriptor.
+/// Pause after a failed accept.
 const ACCEPT_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Listens at the socket of a record, for one virtual machine at a time.
@@ -47,9 +47,9 @@ pub(super) fn start(start: Start<'_>) -> Result<(), AttachError> {
             };
             let problem = session::serve(&stream, &weak, &access, stop.clone()).await.err();
             let problem = problem.map(|error| error.to_string());
-            // A virtual machine connects again and again.
+            // It reconnects every second: each problem is logged once.
             if let Some(problem) = problem.as_deref().filter(|_| problem != last_problem) {
-                warn!("the session of a virtual machine has ended: {problem}");
+                warn!("the connection of the virtual machine has ended: {problem}");
             }
             last_problem = problem;
         }

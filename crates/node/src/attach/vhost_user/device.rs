@@ -1,4 +1,4 @@
-//! A unit as a virtio block device: what it offers, and what its requests mean.
+//! A unit as a virtio block device: its features, its configuration and its requests.
 
 use std::io::{Read as _, Write as _};
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use sarsen_proto::nbd::server::{Operation, Outcome};
 use sarsen_wire::nbd::ErrorCode;
 use sarsen_wire::vhost_user::PROTOCOL_FEATURES;
 use sarsen_wire::virtio_blk::{
-    Config, IDENTIFIER_LENGTH, Range, RequestHead, RequestType, SECTOR_BYTES, Status, UNMAP,
-    feature,
+    Config, DiscardWriteZeroes, IDENTIFIER_LENGTH, RequestHeader, RequestType, SECTOR_BYTES,
+    Status, UNMAP, feature,
 };
 use virtio_queue::DescriptorChain;
 use vm_memory::GuestMemoryMmap;
@@ -20,20 +20,20 @@ use super::super::disk::{Access, MAXIMUM_PAYLOAD};
 /// Maximum number of queues: virtual machines have one for each of their processors.
 pub(super) const QUEUES: usize = 64;
 /// Maximum number of segments of a request, so that each fits into a queue of 128 entries, as QEMU's are.
-const SEGMENTS: u32 = 126;
+pub(super) const SEGMENTS: u32 = 126;
 /// Maximum length of a range that is deallocated or zeroed: long enough for a file system, and short enough for one request.
 const RANGE_BYTES: u64 = 1 << 30;
 
 /// The buffers of a request, in the memory of the virtual machine.
 pub(super) type Chain = DescriptorChain<Arc<GuestMemoryMmap>>;
 
-/// What a request results in.
+/// The result of a request.
 pub(super) type Answer = Result<Option<Data>, Status>;
 
 /// Returns the features of the device.
 pub(super) fn features(access: &Access) -> u64 {
     let characteristics = access.volume().store().characteristics();
-    let with = |is_offered: bool, feature: u64| if is_offered { feature } else { 0 };
+    let feature_if = |is_offered: bool, feature: u64| if is_offered { feature } else { 0 };
     let is_read_only = access.is_read_only();
     let can_unmap = characteristics.unmap.is_some() && !is_read_only;
     PROTOCOL_FEATURES
@@ -44,10 +44,10 @@ pub(super) fn features(access: &Access) -> u64 {
         | feature::BLOCK_SIZE
         | feature::TOPOLOGY
         | feature::MULTIQUEUE
-        | with(is_read_only, feature::READ_ONLY)
-        | with(characteristics.volatile_cache, feature::FLUSH)
-        | with(can_unmap, feature::DISCARD)
-        | with(!is_read_only, feature::WRITE_ZEROES)
+        | feature_if(is_read_only, feature::READ_ONLY)
+        | feature_if(characteristics.volatile_cache, feature::FLUSH)
+        | feature_if(can_unmap, feature::DISCARD)
+        | feature_if(!is_read_only, feature::WRITE_ZEROES)
 }
 
 /// Returns the configuration of the device.
@@ -80,26 +80,30 @@ pub(super) enum Request {
 }
 
 impl Request {
-    /// Reads a request. `is_cached`: its user knows that writes need a flush.
-    pub(super) fn read(access: &Access, chain: &Chain, is_cached: bool) -> Result<Self, Status> {
+    /// Reads a request. Without `flush_negotiated`, the driver sends no flush, and each write is durable.
+    pub(super) fn read(
+        access: &Access,
+        chain: &Chain,
+        flush_negotiated: bool,
+    ) -> Result<Self, Status> {
         let broken = |_| Status::IoError;
         let memory = chain.memory();
         let mut input = chain.clone().reader(memory).map_err(broken)?;
-        let mut head = [0; size_of::<RequestHead>()];
+        let mut head = [0; size_of::<RequestHeader>()];
         input.read_exact(&mut head).map_err(|_| Status::IoError)?;
-        let head = RequestHead::read_from_bytes(&head).map_err(|_| Status::IoError)?;
-        let (durable, sector) = (!is_cached, head.sector.get());
+        let head = RequestHeader::read_from_bytes(&head).map_err(|_| Status::IoError)?;
+        let (durable, sector) = (!flush_negotiated, head.sector.get());
         let operation = match RequestType(head.code.get()) {
             RequestType::Read => {
                 let output = chain.clone().writer(memory).map_err(broken)?;
                 // The last byte is that of the status.
                 let length = (output.available_bytes() as u64).saturating_sub(1);
-                let offset = place(access, sector, length, MAXIMUM_PAYLOAD.into())?;
+                let offset = byte_offset(access, sector, length, MAXIMUM_PAYLOAD.into())?;
                 Operation::Read { offset, length }
             }
             RequestType::Write => {
                 let length = input.available_bytes();
-                let offset = place(access, sector, length as u64, MAXIMUM_PAYLOAD.into())?;
+                let offset = byte_offset(access, sector, length as u64, MAXIMUM_PAYLOAD.into())?;
                 let mut data = Buffer::for_overwrite(length);
                 input.read_exact(&mut data).map_err(|_| Status::IoError)?;
                 Operation::Write { offset, data, durable }
@@ -107,15 +111,16 @@ impl Request {
             RequestType::Flush => Operation::Flush,
             RequestType::GetIdentifier => return Ok(Self::Identifier),
             code @ (RequestType::Discard | RequestType::WriteZeroes) => {
-                let mut range = [0; size_of::<Range>()];
+                let mut range = [0; size_of::<DiscardWriteZeroes>()];
                 input.read_exact(&mut range).map_err(|_| Status::IoError)?;
-                let range = Range::read_from_bytes(&range).map_err(|_| Status::IoError)?;
+                let range =
+                    DiscardWriteZeroes::read_from_bytes(&range).map_err(|_| Status::IoError)?;
                 let allowed = if code == RequestType::Discard { 0 } else { UNMAP };
                 if input.available_bytes() > 0 || range.flags.get() & !allowed != 0 {
                     return Err(Status::Unsupported);
                 }
                 let length = u64::from(range.sectors.get()) * SECTOR_BYTES;
-                let offset = place(access, range.sector.get(), length, RANGE_BYTES)?;
+                let offset = byte_offset(access, range.sector.get(), length, RANGE_BYTES)?;
                 if code == RequestType::Discard {
                     Operation::Trim { offset, length, durable }
                 } else {
@@ -175,16 +180,16 @@ pub(super) fn write_answer(chain: &Chain, answer: Answer) -> u32 {
         last.write_all(status.0.as_bytes()).ok()?;
         Some(output.bytes_written() as u32 + 1)
     };
-    // A request without a place for its status gets none.
+    // A request without room for its status gets none.
     write().unwrap_or(0)
 }
 
 /// Returns the offset of a range in bytes. The disk must have the range, which must be aligned to its blocks and not too long.
-fn place(access: &Access, sector: u64, length: u64, limit: u64) -> Result<u64, Status> {
+fn byte_offset(access: &Access, sector: u64, length: u64, limit: u64) -> Result<u64, Status> {
     let offset = sector.checked_mul(SECTOR_BYTES).ok_or(Status::IoError)?;
     let block_bytes = access.block_size().bytes() as u64;
     let end = offset.checked_add(length).ok_or(Status::IoError)?;
     let is_aligned = offset.is_multiple_of(block_bytes) && length.is_multiple_of(block_bytes);
-    let is_right = is_aligned && length > 0 && length <= limit && end <= access.bytes();
-    if is_right { Ok(offset) } else { Err(Status::IoError) }
+    let is_valid = is_aligned && length > 0 && length <= limit && end <= access.bytes();
+    if is_valid { Ok(offset) } else { Err(Status::IoError) }
 }

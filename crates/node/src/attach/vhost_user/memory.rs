@@ -1,4 +1,4 @@
-//! The memory of a virtual machine, which its process shares with this one.
+//! The memory of a virtual machine, which the front-end shares with this process.
 
 use std::fs::File;
 use std::io;
@@ -29,12 +29,12 @@ impl Memory {
             let file = File::from(file);
             let end = region.file_offset.get().checked_add(region.length.get());
             let metadata = file.metadata()?;
-            // Memory behind the end of the file would end this process when it is used.
+            // An access behind the end of the file raises SIGBUS. A file that shrinks later still does that.
             if metadata.is_file() && end.is_none_or(|end| end > metadata.len()) {
                 return Err(invalid("a region of memory is not in its file"));
             }
-            let place = FileOffset::new(file, region.file_offset.get());
-            let mapping = MmapRegion::from_file(place, length).map_err(io::Error::other)?;
+            let file_offset = FileOffset::new(file, region.file_offset.get());
+            let mapping = MmapRegion::from_file(file_offset, length).map_err(io::Error::other)?;
             let address = GuestAddress(region.guest_address.get());
             GuestRegionMmap::new(mapping, address)
                 .ok_or_else(|| invalid("a region of memory is too long"))
@@ -48,13 +48,13 @@ impl Memory {
         &self.guest
     }
 
-    /// Returns where an address of the virtual machine's process is in the virtual machine.
+    /// Translates an address of the front-end to one of the virtual machine.
     pub(super) fn guest_address(&self, user_address: u64) -> io::Result<GuestAddress> {
         let offset_in = |region: &MemoryRegion| {
             let offset = user_address.checked_sub(region.user_address.get())?;
             (offset < region.length.get()).then(|| region.guest_address.get() + offset)
         };
         let found = self.regions.iter().find_map(offset_in);
-        found.map(GuestAddress).ok_or_else(|| invalid("an address outside the memory"))
+        found.map(GuestAddress).ok_or_else(|| invalid("an address in no region of the memory"))
     }
 }

@@ -1,13 +1,13 @@
-//! The session of a virtual machine, which shares its memory, and configures, starts and stops rings in it.
+//! The session of a front-end (QEMU's process), which shares the memory of a virtual machine, and configures, starts and stops rings in it.
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use sarsen_block::StatusListener;
 use sarsen_io::cores::Cores;
-use sarsen_io::event::Signal;
+use sarsen_io::eventfd::EventSender;
 use sarsen_io::local::LocalStream;
 use sarsen_wire::vhost_user::{
     CONFIG_CHANGED, ConfigRange, Header, MAX_CONFIG_LENGTH, MAX_PAYLOAD_LENGTH, MAX_REGIONS,
@@ -16,7 +16,7 @@ use sarsen_wire::vhost_user::{
 };
 use sarsen_wire::virtio_blk::feature;
 use tokio::sync::{oneshot, watch};
-use tracing::warn;
+use tracing::debug;
 use virtio_queue::{Queue, QueueT as _};
 use zerocopy::{FromBytes, Immutable, IntoBytes as _, KnownLayout, Unaligned};
 
@@ -26,14 +26,14 @@ use super::device::{self, QUEUES};
 use super::memory::Memory;
 use super::ring::Ring;
 
-const OFFERED: u64 = protocol_feature::MULTIQUEUE
+const OFFERED_PROTOCOL_FEATURES: u64 = protocol_feature::MULTIQUEUE
     | protocol_feature::REPLY_ACK
     | protocol_feature::BACKEND_REQUESTS
     | protocol_feature::CONFIG;
 /// Maximum number of the entries of a ring.
 const RING_SIZE: u16 = 1024;
 
-/// A message of the virtual machine.
+/// A message of the front-end.
 struct Message {
     request: Request,
     needs_reply: bool,
@@ -64,15 +64,16 @@ struct Session {
     cores: Weak<Cores>,
     access: Arc<Access>,
     features: u64,
-    /// The features of the protocol.
-    protocol: u64,
+    protocol_features: u64,
     memory: Option<Memory>,
     rings: Vec<RingSetup>,
-    /// The socket for messages to the virtual machine.
+    /// Number of bytes in the requests of all rings.
+    bytes: Arc<AtomicUsize>,
+    /// The socket for messages to the front-end.
     channel: Option<LocalStream>,
 }
 
-/// Serves a virtual machine until it leaves or the process ends. Then none of its requests is open.
+/// Serves a front-end until it disconnects or the process ends. All its requests are complete then.
 pub(super) async fn serve(
     stream: &LocalStream,
     cores: &Weak<Cores>,
@@ -83,9 +84,10 @@ pub(super) async fn serve(
         cores: cores.clone(),
         access: access.clone(),
         features: 0,
-        protocol: 0,
+        protocol_features: 0,
         memory: None,
         rings: (0..QUEUES).map(|_| RingSetup::default()).collect(),
+        bytes: Arc::default(),
         channel: None,
     };
     let ended = session.run(stream, stop).await;
@@ -104,7 +106,7 @@ impl Session {
             tokio::select! {
                 message = &mut next => {
                     let Some(message) = message? else { return Ok(()) };
-                    self.answer(stream, message).await?;
+                    self.reply_to(stream, message).await?;
                     next.set(receive(stream));
                 }
                 () = size_watch.changed() => {
@@ -119,7 +121,7 @@ impl Session {
         }
     }
 
-    /// Reports to the virtual machine that the configuration of the device has changed.
+    /// Reports to the front-end that the configuration of the device has changed.
     async fn report_change(&self) -> io::Result<()> {
         let Some(channel) = &self.channel else { return Ok(()) };
         let header =
@@ -127,15 +129,15 @@ impl Session {
         channel.send(header.as_bytes()).await
     }
 
-    async fn answer(&mut self, stream: &LocalStream, message: Message) -> io::Result<()> {
+    async fn reply_to(&mut self, stream: &LocalStream, message: Message) -> io::Result<()> {
         let Message { request, needs_reply, .. } = message;
-        let needs_reply = needs_reply && self.protocol & protocol_feature::REPLY_ACK != 0;
+        let needs_reply = needs_reply && self.protocol_features & protocol_feature::REPLY_ACK != 0;
         let payload = match self.handle(message).await {
             Ok(Some(payload)) => payload,
             Ok(None) if needs_reply => 0_u64.as_bytes().to_vec(),
             Ok(None) => return Ok(()),
             Err(error) if needs_reply => {
-                warn!(%error, ?request, "a message of the virtual machine was refused");
+                debug!(%error, ?request, "a message of the front-end was refused");
                 1_u64.as_bytes().to_vec()
             }
             Err(error) => {
@@ -155,7 +157,7 @@ impl Session {
     /// Carries out a message. Returns the payload of its reply, if it always has one.
     async fn handle(&mut self, message: Message) -> io::Result<Option<Vec<u8>>> {
         let Message { request, payload, descriptors, .. } = message;
-        let number = || Ok::<u64, io::Error>(u64::from_ne_bytes(*head(&payload)?));
+        let number = || Ok::<u64, io::Error>(u64::from_ne_bytes(*prefix(&payload)?));
         match request {
             Request::GetFeatures => {
                 return Ok(Some(device::features(&self.access).as_bytes().to_vec()));
@@ -169,10 +171,12 @@ impl Session {
                 self.features = features;
                 self.start_all()?;
             }
-            Request::GetProtocolFeatures => return Ok(Some(OFFERED.as_bytes().to_vec())),
+            Request::GetProtocolFeatures => {
+                return Ok(Some(OFFERED_PROTOCOL_FEATURES.as_bytes().to_vec()));
+            }
             Request::SetProtocolFeatures => {
-                self.protocol = number()?;
-                if self.protocol & !OFFERED != 0 {
+                self.protocol_features = number()?;
+                if self.protocol_features & !OFFERED_PROTOCOL_FEATURES != 0 {
                     return Err(invalid("features that were not offered"));
                 }
             }
@@ -181,28 +185,28 @@ impl Session {
             Request::SetMemoryTable => {
                 let regions = regions(&payload)?;
                 self.stop_all().await;
-                // Before the new one, the old mapping goes.
+                // The old memory is unmapped before the new one is mapped.
                 self.memory = None;
                 self.memory = Some(Memory::map(&regions, descriptors)?);
                 self.start_all()?;
             }
             Request::SetRingSize => {
-                let RingState { index, number } = *head(&payload)?;
+                let RingState { index, number } = *prefix(&payload)?;
                 let size = u16::try_from(number.get()).ok().filter(|size| *size <= RING_SIZE);
                 let size = size.ok_or_else(|| invalid("a ring is too long"))?;
                 self.change(index.get(), |ring| ring.size = size).await?;
             }
             Request::SetRingAddresses => {
-                let addresses: RingAddresses = *head(&payload)?;
+                let addresses: RingAddresses = *prefix(&payload)?;
                 let index = addresses.index.get();
                 self.change(index, |ring| ring.addresses = Some(addresses)).await?;
             }
             Request::SetRingBase => {
-                let RingState { index, number } = *head(&payload)?;
+                let RingState { index, number } = *prefix(&payload)?;
                 self.change(index.get(), |ring| ring.base = number.get() as u16).await?;
             }
             Request::GetRingBase => {
-                let RingState { index, .. } = *head(&payload)?;
+                let RingState { index, .. } = *prefix(&payload)?;
                 let stopped = |ring: &mut RingSetup| (ring.kick, ring.call) = (None, None);
                 let ring = self.change(index.get(), stopped).await?;
                 let state = RingState { index, number: u32::from(ring.base).into() };
@@ -216,7 +220,7 @@ impl Session {
                     _ => None,
                 };
                 if request == Request::SetRingKick && descriptor.is_none() {
-                    return Err(invalid("rings without events are not supported"));
+                    return Err(invalid("polling without a kick descriptor is not supported"));
                 }
                 let given = |ring: &mut RingSetup| match request {
                     Request::SetRingKick => ring.kick = descriptor,
@@ -225,7 +229,7 @@ impl Session {
                 self.change(index, given).await?;
             }
             Request::SetRingEnable => {
-                let RingState { index, number } = *head(&payload)?;
+                let RingState { index, number } = *prefix(&payload)?;
                 self.change(index.get(), |ring| ring.is_enabled = number.get() != 0).await?;
             }
             Request::SetBackendChannel => {
@@ -235,7 +239,7 @@ impl Session {
                 self.channel = Some(LocalStream::from_std(channel.into())?);
             }
             Request::GetConfig => {
-                let range: ConfigRange = *head(&payload)?;
+                let range: ConfigRange = *prefix(&payload)?;
                 let mut whole = [0; MAX_CONFIG_LENGTH];
                 let config = device::config(&self.access);
                 whole[..size_of_val(&config)].copy_from_slice(config.as_bytes());
@@ -264,7 +268,7 @@ impl Session {
     }
 
     async fn stop_all(&mut self) {
-        // All together, so that none waits for the requests of another one.
+        // They stop in parallel.
         for ring in &self.rings {
             ring.ask_to_stop();
         }
@@ -290,13 +294,15 @@ impl Session {
             return Ok(());
         };
         let has = |feature: u64| self.features & feature != 0;
-        let call = ring.call.as_ref().map(|call| Signal::new(call.try_clone()?)).transpose()?;
+        let call =
+            ring.call.as_ref().map(|call| EventSender::new(call.try_clone()?)).transpose()?;
         let served = Ring {
             queue: ring.queue(memory, addresses, has(feature::EVENT_INDEX))?,
             memory: memory.guest().clone(),
             call,
             access: self.access.clone(),
-            is_cached: has(feature::FLUSH),
+            flush_negotiated: has(feature::FLUSH),
+            bytes: self.bytes.clone(),
         };
         let kick = kick.try_clone()?;
         let (stop, stopped) = watch::channel(false);
@@ -333,12 +339,16 @@ impl RingSetup {
         event_index: bool,
     ) -> io::Result<Queue> {
         let broken = |error: virtio_queue::Error| io::Error::other(error.to_string());
-        let place = |address: u64| memory.guest_address(address);
+        let guest_address = |address: u64| memory.guest_address(address);
         let mut queue = Queue::new(RING_SIZE).map_err(broken)?;
         queue.try_set_size(self.size).map_err(broken)?;
-        queue.try_set_desc_table_address(place(addresses.descriptors.get())?).map_err(broken)?;
-        queue.try_set_avail_ring_address(place(addresses.available.get())?).map_err(broken)?;
-        queue.try_set_used_ring_address(place(addresses.used.get())?).map_err(broken)?;
+        queue
+            .try_set_desc_table_address(guest_address(addresses.descriptors.get())?)
+            .map_err(broken)?;
+        queue
+            .try_set_avail_ring_address(guest_address(addresses.available.get())?)
+            .map_err(broken)?;
+        queue.try_set_used_ring_address(guest_address(addresses.used.get())?).map_err(broken)?;
         queue.set_event_idx(event_index);
         queue.set_next_avail(self.base);
         queue.set_ready(true);
@@ -351,18 +361,18 @@ impl RingSetup {
     }
 }
 
-/// Receives a message; `None` when the virtual machine has closed the connection.
+/// Receives a message; `None` when the front-end has closed the connection.
 async fn receive(stream: &LocalStream) -> io::Result<Option<Message>> {
     let (mut header, mut descriptors) = ([0; size_of::<Header>()], Vec::new());
     match stream.receive_with_descriptors(&mut header, &mut descriptors).await {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
         received => received?,
     }
-    let header: &Header = head(&header)?;
+    let header: &Header = prefix(&header)?;
     let flags = header.flags.get();
     let length = header.length.get() as usize;
     if flags & VERSION_MASK != VERSION || length > MAX_PAYLOAD_LENGTH {
-        return Err(invalid("no message of vhost-user"));
+        return Err(invalid("not a message of vhost-user"));
     }
     let mut payload = vec![0; length];
     stream.receive_with_descriptors(&mut payload, &mut descriptors).await?;
@@ -370,20 +380,20 @@ async fn receive(stream: &LocalStream) -> io::Result<Option<Message>> {
     Ok(Some(Message { request, needs_reply, payload, descriptors }))
 }
 
-/// Returns the beginning of a payload.
-fn head<T: FromBytes + KnownLayout + Immutable + Unaligned>(payload: &[u8]) -> io::Result<&T> {
-    let head = T::ref_from_prefix(payload).map_err(|_| invalid("a message is too short"))?;
-    Ok(head.0)
+/// Reads the beginning of a payload.
+fn prefix<T: FromBytes + KnownLayout + Immutable + Unaligned>(payload: &[u8]) -> io::Result<&T> {
+    let found = T::ref_from_prefix(payload).map_err(|_| invalid("a message is too short"))?;
+    Ok(found.0)
 }
 
 fn regions(payload: &[u8]) -> io::Result<Vec<MemoryRegion>> {
-    let table: &MemoryTable = head(payload)?;
+    let table: &MemoryTable = prefix(payload)?;
     let count = table.count.get() as usize;
     let rest = &payload[size_of::<MemoryTable>()..];
     let regions = <[MemoryRegion]>::ref_from_prefix_with_elems(rest, count.min(MAX_REGIONS + 1));
     match regions {
         Ok((regions, _)) if regions.len() <= MAX_REGIONS => Ok(regions.to_vec()),
-        _ => Err(invalid("a table of memory is too short or too long")),
+        _ => Err(invalid("the memory table has more than 8 regions, or is truncated")),
     }
 }
 
