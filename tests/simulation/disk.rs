@@ -31,6 +31,8 @@ pub(crate) struct DiskTraits {
     pub(crate) hiccups_per_mille: u64,
     /// Number of requests of 1000 that fail.
     pub(crate) errors_per_mille: u64,
+    /// A request that failed may succeed when it is repeated.
+    pub(crate) errors_are_transient: bool,
     /// Number of flushes of 1000 that fail. The disk then stops until the server starts again.
     pub(crate) stops_per_mille: u64,
 }
@@ -44,6 +46,7 @@ impl DiskTraits {
             delay_max_ms: if rng.chance(30) { 0 } else { 1 + rng.below(30) },
             hiccups_per_mille: if rng.chance(70) { 0 } else { rng.below(10) },
             errors_per_mille: if rng.chance(60) { 0 } else { rng.below(20) },
+            errors_are_transient: false,
             stops_per_mille: if rng.chance(80) { 0 } else { rng.below(50) },
         }
     }
@@ -279,7 +282,7 @@ impl Opened {
     fn read_now(&self, extent: Extent, fails: bool) -> Result<Data, BlockError> {
         let mut state = self.state().ok_or(StopCause::FlushFailed)?;
         if fails {
-            Err(medium(extent.lba, Direction::Read))
+            Err(self.error(extent.lba, Direction::Read))
         } else {
             Ok(Data::Buffer(state.read(extent)))
         }
@@ -289,7 +292,7 @@ impl Opened {
         let mut state = self.state().ok_or(StopCause::FlushFailed)?;
         if course.fails {
             state.has_stopped = true;
-            return Err(medium(Lba(0), Direction::Write));
+            return Err(self.error(Lba(0), Direction::Write));
         }
         if state.lie != Some(DiskDefect::IgnoresFlush) {
             state.settle(course.changes);
@@ -317,7 +320,7 @@ impl Opened {
                 return Err(StopCause::FlushFailed.into());
             }
             if course.fails && state.rng.chance(60) {
-                return Err(medium(Lba(lba), Direction::Write));
+                return Err(self.error(Lba(lba), Direction::Write));
             }
             let lied = state.lie.filter(|_| state.rng.chance(10));
             let is_durable = !self.disk.nature.is_volatile
@@ -344,7 +347,16 @@ impl Opened {
                 }
             });
         }
-        if course.fails { Err(medium(extent.lba, Direction::Write)) } else { Ok(()) }
+        if course.fails { Err(self.error(extent.lba, Direction::Write)) } else { Ok(()) }
+    }
+
+    fn error(&self, lba: Lba, direction: Direction) -> BlockError {
+        let fault = io::Error::other("a fault of the simulation's");
+        if self.disk.nature.errors_are_transient {
+            BlockError::Transient(fault)
+        } else {
+            BlockError::medium(lba, direction, fault)
+        }
     }
 
     /// Records the blocks of a write; no write may arrive twice.
@@ -417,10 +429,6 @@ impl MetadataStore for Opened {
         });
         Io::pending(async move { task.await.unwrap_or_else(|_| Err(io::Error::other("lost"))) })
     }
-}
-
-fn medium(lba: Lba, direction: Direction) -> BlockError {
-    BlockError::medium(lba, direction, io::Error::other("a fault of the simulation's"))
 }
 
 impl Store for Opened {

@@ -336,7 +336,8 @@ async fn scenario(seed: u64) -> Counters {
         block_count: workers * PART,
         is_volatile: rng.chance(80),
         hiccups_per_mille: if rng.chance(50) { 0 } else { rng.below(100) },
-        errors_per_mille: 0,
+        errors_per_mille: if rng.chance(50) { 0 } else { rng.below(50) },
+        errors_are_transient: true,
         stops_per_mille: 0,
         ..DiskTraits::draw(&mut rng)
     };

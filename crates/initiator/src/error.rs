@@ -290,6 +290,9 @@ const TASK_SET_FULL: u8 = 0x28;
 /// Another I_T nexus has aborted the command, which may have been carried out in part.
 const TASK_ABORTED: u8 = 0x40;
 
+/// The protection information of the data does not fit to it.
+const PROTECTION_CHECK_FAILED: u8 = 0x10;
+
 /// "Logical unit not ready", for any cause.
 const NOT_READY: u8 = 0x04;
 
@@ -304,6 +307,12 @@ const fn is_busy_status(status: u8) -> bool {
 pub(crate) fn is_busy(completion: &Completion) -> bool {
     let is_not_ready = |sense: Sense| sense.key == SenseKey::NotReady && sense.asc == NOT_READY;
     is_busy_status(completion.status) || Sense::of(completion).is_some_and(is_not_ready)
+}
+
+/// Returns whether the target has aborted the command, and may carry out a repetition (SPC-4 table 43). Its data may be wrong: then another
+/// attempt has no other result.
+pub(crate) fn is_aborted(sense: Sense) -> bool {
+    sense.key == SenseKey::AbortedCommand && sense.asc != PROTECTION_CHECK_FAILED
 }
 
 impl SessionError {
@@ -392,5 +401,13 @@ mod tests {
         assert!(SessionError::Status(BUSY).is_transient());
         assert!(SessionError::Status(TASK_SET_FULL).is_transient());
         assert!(!SessionError::Status(RESERVATION_CONFLICT).is_transient());
+    }
+
+    #[test]
+    fn spc4_table_43_an_aborted_command_is_repeated_unless_its_data_is_wrong() {
+        let sense = |asc| Sense { key: SenseKey::AbortedCommand, asc, ascq: 0, information: None };
+        assert!(is_aborted(sense(0x44)));
+        assert!(!is_aborted(sense(PROTECTION_CHECK_FAILED)));
+        assert!(!is_aborted(Sense { key: SenseKey::MediumError, ..sense(0x44) }));
     }
 }

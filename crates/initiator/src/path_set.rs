@@ -39,7 +39,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use crate::connections::{FIRST_PAUSE, LONGEST_PAUSE};
-use crate::error::{Sense, SenseKey, SessionError, is_busy};
+use crate::error::{Sense, SenseKey, SessionError, is_aborted, is_busy};
 use crate::instance::{Hold, Instance, lost};
 use crate::options::SessionOptions;
 use crate::session::Session;
@@ -54,6 +54,8 @@ use replay::{Answer, UnansweredWrite, Unflushed, VolatileWrite};
 
 /// A command fails that loses so many connections, and for longer than the limit of its store: the command itself may break them.
 const REPEAT_LIMIT: u32 = 8;
+/// Maximum number of times that a command is repeated because the target has aborted it.
+const ABORT_LIMIT: u32 = 5;
 /// ADDITIONAL SENSE CODE of "invalid command operation code".
 const INVALID_OPERATION_CODE: u8 = 0x20;
 /// "Mode parameters changed".
@@ -133,6 +135,8 @@ enum Repetition<'a> {
     Never(Option<&'a Hold>),
     /// Over any path, at once.
     Read,
+    /// As a read, but not after the target has aborted it: what it was to write may be lost, which a second flush would not report.
+    Flush,
     /// After the next login of the session in which it was sent.
     Write(&'a Hold, &'a UnansweredWrite<'a>),
 }
@@ -387,7 +391,7 @@ impl PathSet {
         let command = core.prepare(commands::synchronize_cache())?;
         loop {
             let flushable = core.unflushed.flushable();
-            let (completion, instance) = core.carry_out(&command, Repetition::Read).await?;
+            let (completion, instance) = core.carry_out(&command, Repetition::Flush).await?;
             if core.note_flush(completion, &instance, &flushable)? {
                 return Ok(());
             }
@@ -453,11 +457,11 @@ impl Core {
         repetition: Repetition<'_>,
     ) -> Result<(Completion, Arc<Instance>), SessionError> {
         let deadline = self.deadline();
-        let (mut losses, mut attentions, mut denials) = (0, 0, 0);
+        let (mut losses, mut attentions, mut denials, mut aborts) = (0, 0, 0, 0);
         let mut pause = FIRST_PAUSE;
         let hold = match &repetition {
             Repetition::Never(hold) => *hold,
-            Repetition::Read => None,
+            Repetition::Read | Repetition::Flush => None,
             Repetition::Write(hold, _) => Some(*hold),
         };
         loop {
@@ -516,6 +520,17 @@ impl Core {
                         time::sleep_until(time::now() + pause).await;
                         pause = (pause * 2).min(LONGEST_PAUSE);
                     }
+                }
+                // What a write has changed before it was aborted, its repetition writes again: no other write gets at these blocks meanwhile.
+                Some(sense)
+                    if matches!(repetition, Repetition::Read | Repetition::Write(..))
+                        && is_aborted(sense)
+                        && aborts < ABORT_LIMIT =>
+                {
+                    aborts += 1;
+                    tracing::debug!(%sense, operation_code = command.cdb[0], "aborted command");
+                    time::sleep_until(time::now() + pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
                 }
                 _ if !matches!(repetition, Repetition::Never(_))
                     && is_busy(&completion)
