@@ -2,12 +2,17 @@
 //! `cargo xtask ci --full` runs it.
 
 use std::fs;
+use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use sarsen_lab::record::{Labels, Outcome};
 use sarsen_lab::study::lunden::{self, OPERATION, SETUP};
 use sarsen_proof::guest::{self, Guest, HOST};
 use sarsen_proof::{Accounts, Backing, Serving, Volume};
+
+use crate::client;
+use crate::paths::Link;
 
 const BYTE_COUNT: u64 = 256 << 20;
 
@@ -84,6 +89,87 @@ fn alua_initiator_sees_state_changes_of_both_portal_groups() -> Result<()> {
     assert_eq!(played.result("read")?, "done");
     assert_eq!(played.result("read_again")?, "done");
     serving.stop()
+}
+
+/// Prints how long the longest request of the kernel's own initiator takes when one of two paths is cut or silent.
+fn dm_multipath_replaces_a_lost_path(drop_in: &str, replacement_timeout: &str) -> Result<()> {
+    let cases = ["cut", "silent"].repeat(5);
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("sarsen.conf");
+    fs::write(&path, drop_in)?;
+    let volume = Volume::new("disk", Backing::Ram, BYTE_COUNT);
+    let serving = Serving::start_with(&[volume], &["--listen", "127.0.0.1:0"])?;
+    let urls = serving.urls("disk")?;
+    let iqn = serving.url("disk").iqn.clone();
+    let failovers = client::run(async {
+        let links = [Link::new(&urls[0].portal).await?, Link::new(&urls[1].portal).await?];
+        let portal = |link: &Link| format!("{HOST}:{}", link.own.port());
+        let (first, second) = (portal(&links[0]), portal(&links[1]));
+        let environment = [
+            ("PORTAL", &*first),
+            ("PORTAL_2", &*second),
+            ("IQN", &*iqn),
+            ("CASES", &*cases.join(" ")),
+            ("REPLACEMENT_TIMEOUT", replacement_timeout),
+        ];
+        let guest = Guest::new("multipath", &environment)?;
+        let guest = Arc::new(guest.file("etc/multipath/conf.d/sarsen.conf", &path).start()?);
+        // The links live on this thread.
+        let result = async |name: String| {
+            let guest = guest.clone();
+            tokio::task::spawn_blocking(move || guest.result(&name)).await?
+        };
+        let mut failovers = Vec::new();
+        for (index, case) in (1..).zip(cases.iter().copied()) {
+            result(format!("started{index}")).await?;
+            match case {
+                "cut" => links[0].cut().await,
+                _ => drop(links[0].moves.send_replace(false)),
+            }
+            let longest: u64 = result(format!("failover{index}")).await?.parse()?;
+            match case {
+                "cut" => links[0].mend().await?,
+                _ => drop(links[0].moves.send_replace(true)),
+            }
+            failovers.push((case, longest));
+        }
+        let guest = guest.clone();
+        let played = tokio::task::spawn_blocking(move || guest.report()).await??;
+        println!("{}", played.console);
+        for index in 1..=cases.len() {
+            assert_eq!(played.result(&format!("fio{index}"))?, "done");
+        }
+        assert_eq!(played.result("complaints")?, "0");
+        Ok(failovers)
+    })?;
+    for case in ["cut", "silent"] {
+        let of_case = failovers.iter().filter(|(of, _)| *of == case);
+        let mut of_case: Vec<u64> = of_case.map(|(_, longest)| *longest).collect();
+        of_case.sort_unstable();
+        println!("{case}: longest request in ms: {of_case:?}");
+    }
+    serving.stop()
+}
+
+fn packaged_drop_in() -> Result<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/multipath/sarsen.conf");
+    fs::read_to_string(&path).with_context(|| path.display().to_string())
+}
+
+#[test]
+#[ignore = "boots a kernel under emulation"]
+fn dm_multipath_with_the_packaged_drop_in_replaces_a_lost_path() -> Result<()> {
+    // The drop-in replaces open-iscsi's default.
+    dm_multipath_replaces_a_lost_path(&packaged_drop_in()?, "120")
+}
+
+#[test]
+#[ignore = "boots a kernel under emulation"]
+fn dm_multipath_without_a_delay_of_its_own_replaces_a_lost_path() -> Result<()> {
+    let drop_in =
+        packaged_drop_in()?.replace("fast_io_fail_tmo       1", "fast_io_fail_tmo       off");
+    assert!(drop_in.contains("fast_io_fail_tmo       off"));
+    dm_multipath_replaces_a_lost_path(&drop_in, "0")
 }
 
 /// QEMU's own iSCSI driver provides a guest's disk, and forwards its discards. The guest boots from the disk.

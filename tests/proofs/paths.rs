@@ -29,16 +29,16 @@ fn options() -> SessionOptions {
 }
 
 /// A link to a portal, with a portal of its own in front of it.
-struct Link {
-    own: SocketAddr,
+pub(crate) struct Link {
+    pub(crate) own: SocketAddr,
     to: SocketAddr,
     /// Whether bytes move. Bytes of a silent link move when it wakes up.
-    moves: watch::Sender<bool>,
+    pub(crate) moves: watch::Sender<bool>,
     tasks: Rc<RefCell<Vec<JoinHandle<()>>>>,
 }
 
 impl Link {
-    async fn new(portal: &str) -> Result<Self> {
+    pub(crate) async fn new(portal: &str) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let link = Self {
             own: listener.local_addr()?,
@@ -71,7 +71,7 @@ impl Link {
     }
 
     /// Ends all connections and refuses new ones.
-    async fn cut(&self) {
+    pub(crate) async fn cut(&self) {
         let tasks = self.tasks.take();
         for task in tasks {
             task.abort();
@@ -79,7 +79,7 @@ impl Link {
         }
     }
 
-    async fn mend(&self) -> Result<()> {
+    pub(crate) async fn mend(&self) -> Result<()> {
         self.accept(TcpListener::bind(self.own).await?);
         Ok(())
     }

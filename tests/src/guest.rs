@@ -214,10 +214,10 @@ impl Guest {
         archive.file("environment", 0o644, self.environment.as_bytes())?;
         let mut folders = BTreeSet::new();
         for (name, source) in &self.files {
-            if let Some((folder, _)) = name.rsplit_once('/')
-                && folders.insert(folder)
-            {
-                archive.folder(folder)?;
+            for (end, _) in name.match_indices('/') {
+                if folders.insert(&name[..end]) {
+                    archive.folder(&name[..end])?;
+                }
             }
             archive.file(name, 0o755, &read(source)?)?;
         }

@@ -1,5 +1,5 @@
 //! The base of every guest: Debian's kernel, and an archive with busybox, open-iscsi, nbd-client, e2fsprogs, fio,
-//! xfsprogs, dmsetup, eject, sg3-utils, bonnie++, rtslib and the necessary modules. apt downloads it into a private state, so that nothing is installed and
+//! xfsprogs, dmsetup, multipath-tools, udev, eject, sg3-utils, bonnie++, rtslib and the necessary modules. apt downloads it into a private state, so that nothing is installed and
 //! root is not necessary. The result is kept until the recipe changes.
 
 use std::fs::{self, File};
@@ -14,7 +14,7 @@ use super::modules::{self, Modules};
 use crate::process;
 
 /// Increase this number when this file processes the lists below differently.
-const RECIPE_VERSION: u32 = 3;
+const RECIPE_VERSION: u32 = 4;
 
 /// Debian's name for its newest kernel of this release; it depends on the package with the kernel.
 const KERNEL: &str = "linux-image-6.12-amd64";
@@ -28,15 +28,17 @@ const PACKAGES: &[&str] = &[
     "eject",
     "fio",
     "libc-bin",
+    "multipath-tools",
     "nbd-client",
     "open-iscsi",
     "python3-rtslib-fb",
     "sg3-utils",
     "thin-provisioning-tools",
+    "udev",
     "xfsprogs",
 ];
 
-/// Dependencies that are never used: package management, perl, udev (the kernel's devtmpfs names the disks).
+/// Dependencies that are never used: package management, perl.
 const UNUSED_PACKAGES: &[&str] = &[
     "adduser",
     "debconf",
@@ -52,7 +54,6 @@ const UNUSED_PACKAGES: &[&str] = &[
     "passwd",
     "perl",
     "tar",
-    "udev",
     "usrmerge",
 ];
 
@@ -81,6 +82,8 @@ const MODULES: &[&str] = &[
     "xfs",
     "isofs",
     "dm_log_writes",
+    "dm_multipath",
+    "dm_service_time",
     "dm_thin_pool",
 ];
 
