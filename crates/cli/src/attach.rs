@@ -199,7 +199,7 @@ impl Arguments {
         let remedy = if self.url_or_name.contains('/') {
             "a URL begins with iscsi://"
         } else {
-            "change them in its file, or give the URL of the disk"
+            "change them in its file, or detach it and attach its URL with them"
         };
         Err(UsageError(format!(
             "{}: options cannot be given with the name of an attachment; {remedy}",

@@ -68,6 +68,7 @@ pub fn detach(listed: &Listed, force: bool) -> Result<(), AttachError> {
             link::remove(record);
             locked.remove();
             if let Some(reason) = lost {
+                let reason = format!("{reason}. The disk is detached");
                 return Err(AttachError::LostWrites { name: name.clone(), reason });
             }
         }

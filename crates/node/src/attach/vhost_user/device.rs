@@ -45,7 +45,8 @@ pub(super) fn features(access: &Access) -> u64 {
         | feature::TOPOLOGY
         | feature::MULTIQUEUE
         | feature_if(is_read_only, feature::READ_ONLY)
-        | feature_if(characteristics.volatile_cache, feature::FLUSH)
+        // Also without a cache, which the unit may get later: a virtual machine keeps its features.
+        | feature_if(!is_read_only, feature::FLUSH)
         | feature_if(can_unmap, feature::DISCARD)
         | feature_if(!is_read_only, feature::WRITE_ZEROES)
 }
