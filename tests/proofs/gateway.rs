@@ -1,4 +1,4 @@
-//! Gateways: volumes that are logical units of other servers. The server behind them is this project's, tgt or istgt.
+//! Gateways: volumes that are logical units of other servers. The server behind them is this project's, tgt, istgt or the kernel's.
 
 use std::path::Path;
 
@@ -11,12 +11,15 @@ use sarsen_lab::network::{LinkProfile, Network};
 use sarsen_lab::target_under_test::{self, Running, TargetUnderTest, VolumeSpec};
 use sarsen_node::stores::CacheMode;
 use sarsen_proof::conformance::Medium;
+use sarsen_proof::guest::Guest;
 use sarsen_proof::managed::Managed;
 use sarsen_proof::serving::Url;
 use sarsen_proof::{Backing, Serving, Volume, process, program, scoreboard};
+use serde_json::{Value, json};
 
 use crate::client::{self, run};
 use crate::conformance::{conforms_except, with_records};
+use crate::import::servers::free_port;
 
 const MIB: u64 = 1 << 20;
 const BLOCK: usize = 512;
@@ -24,6 +27,8 @@ const BLOCKS: u64 = 64;
 /// The exit codes of an object that cannot be as requested, and of one that others use.
 const INVALID: i32 = 2;
 const IN_USE: i32 = 4;
+const ISCSI_PORT: u16 = 3260;
+const KERNELS_TARGET: &str = "iqn.2003-01.org.linux-iscsi.proof:disks";
 
 /// Runs libiscsi's suite against volumes over the units of another server.
 fn conforms_before(
@@ -110,6 +115,64 @@ fn libiscsi_finds_no_fault_in_volumes_on_istgt() -> Result<()> {
         ["UNMAP is not implemented", "fully provisioned"].iter().any(|part| reason.contains(part))
     };
     conforms_before_peer(&TargetUnderTest::Istgt, "istgt", lacks_unmap)
+}
+
+/// Returns the configuration of the kernel's target: a unit in memory for each of the media, which every initiator may write.
+fn kernels_target(media: &[Medium]) -> Value {
+    let stores = media.iter().map(|medium| {
+        json!({
+            "plugin": "fileio", "name": medium.name(), "dev": format!("/run/{}.img", medium.name()),
+            "size": scoreboard::BYTE_COUNT, "write_back": true, "aio": false,
+            "wwn": format!("{}-{}", medium.name(), std::process::id()),
+            "attributes": {"emulate_tpu": 1, "emulate_tpws": 1, "unmap_zeroes_data": 1}
+        })
+    });
+    let luns = (0..).zip(media).map(|(index, medium): (u64, _)| {
+        json!({"index": index, "storage_object": format!("/backstores/fileio/{}", medium.name())})
+    });
+    json!({
+        "fabric_modules": [],
+        "storage_objects": stores.collect::<Vec<_>>(),
+        "targets": [{"fabric": "iscsi", "wwn": KERNELS_TARGET, "tpgs": [{
+            "tag": 1, "enable": true,
+            "attributes": {
+                "authentication": 0, "generate_node_acls": 1, "demo_mode_write_protect": 0,
+                "cache_dynamic_acls": 1
+            },
+            "portals": [{"ip_address": "0.0.0.0", "port": ISCSI_PORT}],
+            "luns": luns.collect::<Vec<_>>(),
+            "node_acls": []
+        }]}]
+    })
+}
+
+#[test]
+#[ignore = "boots a kernel under emulation"]
+fn libiscsi_finds_no_fault_in_volumes_on_the_kernels_target() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let media = [Medium::Disk, Medium::ReadOnly, Medium::Removable, Medium::Slow];
+    let saved = folder.path().join("saved.json");
+    std::fs::write(&saved, kernels_target(&media).to_string())?;
+    let port = free_port()?;
+    let guest = Guest::new("lio", &[])?.file("saved.json", &saved).forward(port, ISCSI_PORT);
+    let guest = guest.start()?;
+    guest.result("ready")?;
+    let url = |medium: Medium| {
+        let lun = media.iter().position(|one| *one == medium)?;
+        let (portal, iqn) = (format!("127.0.0.1:{port}"), KERNELS_TARGET.to_owned());
+        Some(Url { portal, iqn, lun: lun as u32, user: None })
+    };
+    let volumes = scoreboard::volumes(|medium| match url(medium) {
+        Some(url) => Backing::Remote(url.to_string()),
+        None => Backing::Ram,
+    });
+    // The target reports an address that exists in the guest only.
+    let volumes = volumes.into_iter().map(|volume| match volume.backing {
+        Backing::Remote(_) => volume.option("only-these-portals"),
+        _ => volume,
+    });
+    let volumes = with_records(volumes.collect(), folder.path());
+    conforms_except(&volumes, &[], |_| false).with_context(|| guest.console().unwrap_or_default())
 }
 
 async fn write(unit: &Unit, lba: u64, round: u8) -> Result<()> {

@@ -5,7 +5,7 @@ mod attempt;
 mod documented;
 mod examples;
 mod kernel;
-mod servers;
+pub(crate) mod servers;
 
 use std::fs;
 
