@@ -305,6 +305,27 @@ fn requests_of_a_virtual_machine_outlive_the_process() -> Result<()> {
     disk.end()
 }
 
+/// A ring is stopped and started again for each message about it. Its next entry follows from what is complete, not from its used index.
+#[test]
+fn vhost_user_rings_that_are_interrupted_carry_out_no_request_twice() -> Result<()> {
+    const SET_RING_BASE: u32 = 10;
+    const SET_RING_ENABLE: u32 = 18;
+    let folder = tempfile::tempdir()?;
+    let disk = MachineDisk::new(folder.path())?;
+    for used in [0, 5, 65_535] {
+        let mut machine = VirtualMachine::new()?.with_used_index(used)?;
+        let connection = machine.connect(&disk.socket)?;
+        connection.send(SET_RING_BASE, &numbers(&[0, 0]), &[])?;
+        for _ in 0..3 {
+            assert_eq!(machine.status_of(request::FLUSH, 0, None)?, 0);
+            connection.send(SET_RING_ENABLE, &numbers(&[0, 1]), &[])?;
+        }
+        assert_eq!(machine.stop(&connection)?, 3, "used index {used}");
+        assert!(machine.all_is_seen()?, "used index {used}: a request is complete twice");
+    }
+    disk.end()
+}
+
 /// A file system lives on the disk, the process of the disk is killed and ended in order under fio's load, and the disk grows.
 fn disk_survives_its_process(kind: &str, grown: u64) -> Result<()> {
     let folder = tempfile::tempdir()?;

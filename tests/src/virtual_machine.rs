@@ -170,6 +170,13 @@ impl VirtualMachine {
         Ok(Self { memory, kick: event()?, call: event()?, available: 0, used: 0 })
     }
 
+    /// Sets the used index of the empty ring, which is then not that of the first request.
+    pub fn with_used_index(mut self, index: u16) -> Result<Self> {
+        self.memory.write_all_at(&index.to_le_bytes(), USED + 2)?;
+        self.used = index;
+        Ok(self)
+    }
+
     /// Returns the memory.
     pub fn memory(&self) -> &File {
         &self.memory
@@ -266,6 +273,11 @@ impl VirtualMachine {
         let (first, written) = element.split_at(4);
         let first = u32::from_le_bytes(first.try_into()?) as u16;
         Ok((first / PARTS, u32::from_le_bytes(written.try_into()?)))
+    }
+
+    /// Returns whether there are no completions but those that were returned.
+    pub fn all_is_seen(&self) -> Result<bool> {
+        Ok(self.number_at(USED + 2)? == self.used)
     }
 
     /// Returns the bytes of a part of a request.

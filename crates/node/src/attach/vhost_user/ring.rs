@@ -43,6 +43,8 @@ struct Completed {
 impl Ring {
     /// Serves the ring until it is stopped. Returns the number of its first entry that is not complete.
     pub(super) async fn serve(mut self, kick: OwnedFd, mut stop: watch::Receiver<bool>) -> u16 {
+        // The used index is only where completions are written. It need not be that of the first entry.
+        let distance = self.queue.next_avail().wrapping_sub(self.queue.next_used());
         let mut pending = FuturesOrdered::new();
         let served = match EventReceiver::new(kick) {
             Ok(kick) => self.run(&kick, &mut stop, &mut pending).await,
@@ -60,7 +62,7 @@ impl Ring {
             // A dropped sender also means stop.
             let _ = stop.wait_for(|is_stopped| *is_stopped).await;
         }
-        self.queue.next_used()
+        self.queue.next_used().wrapping_add(distance)
     }
 
     async fn run(
@@ -119,6 +121,10 @@ impl Ring {
                 let count = chain.clone().take(DESCRIPTORS_LIMIT + 1).count();
                 if count > DESCRIPTORS_LIMIT {
                     return Err(io::Error::other("a request has too many descriptors"));
+                }
+                // It could not be marked as used, but those after it could.
+                if chain.head_index() >= self.queue.size() {
+                    return Err(io::Error::other("a request is not in the ring's table"));
                 }
                 return Ok(Some(chain));
             }
