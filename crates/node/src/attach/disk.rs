@@ -244,8 +244,14 @@ impl Disk {
     }
 }
 
-/// Listens at the socket of a record.
-pub(super) fn listen(record: &Record) -> Result<LocalListener, AttachError> {
+/// Writes the record of a disk that is a socket, and listens there.
+pub(super) fn listen(
+    access: &Access,
+    record: &mut Record,
+    folder: &AttachmentFolder,
+) -> Result<LocalListener, AttachError> {
+    record.size_bytes = access.bytes();
+    folder.write(record)?;
     let path = record.config.socket.clone().unwrap_or_default();
     LocalListener::bind(&path).map_err(AttachError::system(format!(
         "cannot listen at {}: choose a path in an existing folder, where no other file is",

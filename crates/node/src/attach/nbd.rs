@@ -152,9 +152,7 @@ async fn reconnect(device: Device, backend: &Arc<str>, bytes: u64) -> io::Result
 /// Listens at the socket of a record.
 pub(super) fn start_socket(start: Start<'_>) -> Result<(), AttachError> {
     let Start { cores, access, record, folder, stop, report } = start;
-    record.size_bytes = access.bytes();
-    folder.write(record)?;
-    let listener = listen(record)?;
+    let listener = listen(access, record, folder)?;
     let (access, weak) = (access.clone(), Arc::downgrade(cores));
     let mut stop = stop.subscribe();
     let clients = Arc::new(Semaphore::new(CLIENTS));

@@ -24,9 +24,7 @@ const ACCEPT_INTERVAL: Duration = Duration::from_millis(50);
 /// Listens at the socket of a record, for one virtual machine at a time.
 pub(super) fn start(start: Start<'_>) -> Result<(), AttachError> {
     let Start { cores, access, record, folder, stop, report } = start;
-    record.size_bytes = access.bytes();
-    folder.write(record)?;
-    let listener = listen(record)?;
+    let listener = listen(access, record, folder)?;
     let (access, weak) = (access.clone(), Arc::downgrade(cores));
     let mut stop = stop.subscribe();
     cores.spawn_on(0, move || async move {
