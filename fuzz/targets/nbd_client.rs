@@ -38,7 +38,7 @@ fn requests(client: &Client<usize>) -> Vec<Request> {
     let mut requests: Vec<_> =
         READS.iter().map(|&length| Request::Read { offset: 0, length }).collect();
     let data = Buffer::copy_of(&[1; 2000]);
-    requests.push(Request::Write { offset: 0, data, durable: true });
+    requests.push(Request::Write { offset: 0, data: data.into(), durable: true });
     requests.push(Request::Flush);
     requests.push(Request::Trim { offset: 0, length: 512 });
     let (durable, may_punch) = (false, true);
@@ -61,6 +61,8 @@ impl Told {
     fn take(&mut self, client: &mut Client<usize>) {
         while let Some(event) = client.poll_event() {
             match event {
+                // The target asks for no TLS.
+                Event::StartTls => unreachable!("no TLS was required"),
                 Event::Ready(export) => {
                     assert!(self.export.is_none(), "ready twice");
                     assert!(export.minimum_block.is_power_of_two());

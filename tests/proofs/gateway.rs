@@ -23,7 +23,7 @@ use crate::import::servers::free_port;
 
 const MIB: u64 = 1 << 20;
 const BLOCK: usize = 512;
-const BLOCKS: u64 = 64;
+pub(crate) const BLOCKS: u64 = 64;
 /// The exit codes of an object that cannot be as requested, and of one that others use.
 const INVALID: i32 = 2;
 const IN_USE: i32 = 4;
@@ -175,11 +175,11 @@ fn libiscsi_finds_no_fault_in_volumes_on_the_kernels_target() -> Result<()> {
     conforms_except(&volumes, &[], |_| false).with_context(|| guest.console().unwrap_or_default())
 }
 
-async fn write(unit: &Unit, lba: u64, round: u8) -> Result<()> {
+pub(crate) async fn write(unit: &Unit, lba: u64, round: u8) -> Result<()> {
     Ok(unit.write(lba, Buffer::copy_of(&[round ^ lba as u8; BLOCK]), false).await?)
 }
 
-async fn check(unit: &Unit, round: u8) -> Result<()> {
+pub(crate) async fn check(unit: &Unit, round: u8) -> Result<()> {
     for lba in 0..BLOCKS {
         let read = unit.read(lba, 1).await?;
         ensure!(

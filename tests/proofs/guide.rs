@@ -427,6 +427,19 @@ fn attaching() -> Result<()> {
     served.stop()
 }
 
+/// A process in the background, whose number is in this file.
+struct Forked(PathBuf);
+
+impl Drop for Forked {
+    fn drop(&mut self) {
+        let number = fs::read_to_string(&self.0).unwrap_or_default();
+        let number = number.trim().parse().ok().and_then(rustix::process::Pid::from_raw);
+        if let Some(number) = number {
+            let _ = rustix::process::kill_process(number, rustix::process::Signal::TERM);
+        }
+    }
+}
+
 #[test]
 fn gateways() -> Result<()> {
     const TARGET: &str = "iqn.2001-04.com.example:array";
@@ -438,7 +451,7 @@ fn gateways() -> Result<()> {
         )?);
     }
     let reader = Reader::new()?;
-    let secret = reader.path("gate.secret");
+    let (secret, vm) = (reader.path("gate.secret"), reader.path("vm"));
     put(reader.folder.path(), "gate.secret", "a-secret-of-the-array")?;
     let chap = ["--chap", "gate", "--secret-from", &secret];
     for (array, (target, size, options)) in arrays.iter().zip([
@@ -458,8 +471,11 @@ fn gateways() -> Result<()> {
         .replace("192.0.2.4:3260", two.portal()?)
         .replace("/etc/sarsen/gate.secret", &secret)
         .replace("/var/lib/sarsen/fast.state", &format!("{secret}.state"))
+        .replace("/run/vm", &vm)
         .replace("sarsen volume list", "sarsen volume list | grep '4 MiB'");
+    reader.run("qemu-img create -q -f qcow2 vm.qcow2 64M")?;
     let server = Managed::start(reader.folder.path())?;
+    let _qemu_nbd = Forked(reader.path("vm.pid").into());
     reader.follow("gateways.md")?;
     server.stop()?;
     let document = reader.own(&blocks("gateways.md", "toml")?.concat());

@@ -9,7 +9,9 @@ use sarsen_block::{
     BlockError, Buffer, Durability, Extent, InvalidRequest, Io, Layer, Reply, Request, Store,
     conformance,
 };
-use sarsen_initiator::{Command, IscsiStore, Session, SessionOptions, TransferRequest, Unit};
+use sarsen_initiator::{
+    Command, IscsiStore, RemoteDisk as _, Session, SessionOptions, TransferRequest, Unit,
+};
 use sarsen_io::cores::{FileEngine, block_on};
 use sarsen_io::threads;
 use sarsen_node::Server;

@@ -42,6 +42,7 @@ mod management;
 mod many_sessions;
 mod misuse;
 mod nbd;
+mod nbd_remotes;
 mod nbd_server;
 mod observability;
 mod own_output;

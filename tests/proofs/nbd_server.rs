@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use sarsen_block::{Buffer, conformance};
-use sarsen_initiator::nbd::NbdStore;
+use sarsen_initiator::nbd::NbdConnection;
 use sarsen_initiator::{Command as ScsiCommand, SessionOptions, TransferRequest, Unit};
 use sarsen_io::cores::{FileEngine, block_on};
 use sarsen_io::time::now;
@@ -210,7 +210,7 @@ fn own_client_finds_the_contract_of_stores_kept() -> Result<()> {
     for (seed, volume) in (1..).zip(["file", "memory", "large"]) {
         let url = fixture.nbd(volume)?.parse()?;
         block_on(FileEngine::Pool, async {
-            let store = NbdStore::connect(&url, LIMIT).await?;
+            let store = NbdConnection::connect(&url, LIMIT).await?;
             conformance::check(&store, seed).await;
             store.disconnect(LIMIT).await;
             anyhow::Ok(())

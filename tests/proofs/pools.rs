@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use sarsen_block::{BlockError, Buffer, Durability, Extent, Store};
-use sarsen_initiator::nbd::NbdStore;
+use sarsen_initiator::nbd::NbdConnection;
 use sarsen_proof::managed::Managed;
 use sarsen_proof::{process, program};
 
@@ -394,7 +394,7 @@ fn a_full_pool_refuses_only_new_data_and_needs_no_repair() -> Result<()> {
     let url = format!("nbd://{portal}/v");
     let fill = || {
         client::run(async {
-            let store = NbdStore::connect(&url.parse()?, LIMIT).await?;
+            let store = NbdConnection::connect(&url.parse()?, LIMIT).await?;
             let step = 1 << 20 >> 9;
             let mut written = 0;
             loop {
@@ -430,7 +430,7 @@ fn a_full_pool_refuses_only_new_data_and_needs_no_repair() -> Result<()> {
     server.run(&["snapshot", "create", "v@full"])?;
     for _ in 0..3 {
         let written = client::run(async {
-            let store = NbdStore::connect(&url.parse()?, LIMIT).await?;
+            let store = NbdConnection::connect(&url.parse()?, LIMIT).await?;
             let extent = Extent::new(0, 256 << 20 >> 9);
             store.unmap(extent).wait().await?;
             store.flush().wait().await?;

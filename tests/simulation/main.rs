@@ -24,6 +24,7 @@ mod fencing;
 mod initiator;
 mod link;
 mod model;
+mod nbd_store;
 mod network;
 mod payloads;
 mod qos;

@@ -8,13 +8,14 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use sarsen_block::{Buffer, Durability, Extent, LocalFuture, Rng, Store as _};
+use sarsen_block::{Buffer, Durability, Extent, LocalFuture, Rng, Store};
 use sarsen_initiator::{IscsiStore, PathSelector, SessionOptions};
 use sarsen_io::net::Stream;
 use sarsen_io::{simulation, time};
@@ -32,9 +33,9 @@ use crate::tally::Counters;
 const SEEDS: u64 = 200;
 const MANY_SEEDS: u64 = 10_000;
 /// Maximum duration of a seed in simulated time; a longer seed hangs.
-const LIMIT: Duration = Duration::from_secs(24 * 3_600);
+pub(crate) const LIMIT: Duration = Duration::from_secs(24 * 3_600);
 /// Blocks of a worker: so few that its requests overlap.
-const PART: u64 = 5;
+pub(crate) const PART: u64 = 5;
 /// Maximum number of requests that a worker has open.
 const DEPTH: usize = 6;
 
@@ -169,25 +170,32 @@ struct World {
     server: Server,
     links: Vec<Link>,
     rng: RefCell<Rng>,
-    stamps: Cell<u64>,
-    open: Cell<usize>,
     connections: Cell<u32>,
-    tally: RefCell<Counters>,
+    load: Rc<Load>,
 }
 
-impl World {
-    fn count(&self, what: &str) {
+/// What the workers have in common.
+#[derive(Default)]
+pub(crate) struct Load {
+    stamps: Cell<u64>,
+    /// Number of requests that are open.
+    pub(crate) open: Cell<usize>,
+    pub(crate) tally: RefCell<Counters>,
+}
+
+impl Load {
+    pub(crate) fn count(&self, what: &str) {
         self.tally.borrow_mut().count(what);
     }
 }
 
-async fn pause(rng: &mut Rng, max_ms: u64) {
+pub(crate) async fn pause(rng: &mut Rng, max_ms: u64) {
     let pause = Duration::from_millis(rng.below(max_ms));
     time::sleep_until(time::now() + pause).await;
 }
 
 /// Reads and writes blocks from `first` on.
-async fn work(world: Rc<World>, store: Rc<IscsiStore>, first: u64, mut rng: Rng) {
+pub(crate) async fn work(load: Rc<Load>, store: Rc<dyn Store>, first: u64, mut rng: Rng) {
     let registers = RefCell::new(Registers::new(first..first + PART, time::now()));
     let reads: RefCell<BTreeMap<u64, Instant>> = RefCell::default();
     let mut open = FuturesUnordered::<Pin<Box<dyn Future<Output = ()>>>>::new();
@@ -200,20 +208,20 @@ async fn work(world: Rc<World>, store: Rc<IscsiStore>, first: u64, mut rng: Rng)
         left -= 1;
         let count = 1 + rng.below(4);
         let extent = Extent::new(first + rng.below(PART - count + 1), count);
-        world.stamps.set(world.stamps.get() + 1);
-        let (number, kind) = (world.stamps.get(), rng.below(100));
-        let (world, store, registers, reads) = (&world, &store, &registers, &reads);
+        load.stamps.set(load.stamps.get() + 1);
+        let (number, kind) = (load.stamps.get(), rng.below(100));
+        let (load, store, registers, reads) = (&load, &store, &registers, &reads);
         let delay = if rng.chance(70) { 0 } else { rng.below(1_000) };
         let drop_after = rng.chance(5).then(|| Duration::from_millis(rng.below(300)));
         open.push(Box::pin(async move {
             time::sleep_until(time::now() + Duration::from_millis(delay)).await;
-            world.open.set(world.open.get() + 1);
+            load.open.set(load.open.get() + 1);
             let begun = time::now();
             let durability = if kind % 3 == 0 { Durability::Durable } else { Durability::Volatile };
             match kind {
                 ..45 => {
-                    if world.open.get() > 1 {
-                        world.count("reads during other requests");
+                    if load.open.get() > 1 {
+                        load.count("reads during other requests");
                     }
                     reads.borrow_mut().insert(number, begun);
                     let read = store.read(extent).wait().await;
@@ -247,13 +255,13 @@ async fn work(world: Rc<World>, store: Rc<IscsiStore>, first: u64, mut rng: Rng)
                     };
                     let Some(result) = result else {
                         registers.borrow_mut().drop_write(extent, stamp);
-                        world.count("dropped writes");
-                        world.open.set(world.open.get() - 1);
+                        load.count("dropped writes");
+                        load.open.set(load.open.get() - 1);
                         return;
                     };
                     result.unwrap_or_else(|error| panic!("a write: {error}"));
                     if durability == Durability::Durable {
-                        world.count("durable writes");
+                        load.count("durable writes");
                     }
                     let oldest = reads.borrow().values().min().copied();
                     registers.borrow_mut().end(extent, stamp, oldest.unwrap_or_else(time::now));
@@ -263,7 +271,7 @@ async fn work(world: Rc<World>, store: Rc<IscsiStore>, first: u64, mut rng: Rng)
                     flushed.unwrap_or_else(|error| panic!("a flush: {error}"));
                 }
             }
-            world.open.set(world.open.get() - 1);
+            load.open.set(load.open.get() - 1);
         }));
     }
     for lba in first..first + PART {
@@ -280,16 +288,16 @@ async fn work(world: Rc<World>, store: Rc<IscsiStore>, first: u64, mut rng: Rng)
 async fn fail(world: Rc<World>, mut rng: Rng) {
     for _ in 0..rng.below(5) {
         pause(&mut rng, 20_000).await;
-        if world.open.get() > 0 {
-            world.count("requests during an end of the server");
+        if world.load.open.get() > 0 {
+            world.load.count("requests during an end of the server");
         }
         if rng.chance(25) {
             let grace = Duration::from_millis(rng.below(5_000));
             world.server.end_in_order(grace, true).await;
-            world.count("orderly ends");
+            world.load.count("orderly ends");
         } else {
             world.server.crash();
-            world.count("power failures");
+            world.load.count("power failures");
         }
         pause(&mut rng, 3_000).await;
         world.server.start();
@@ -304,7 +312,7 @@ async fn break_link(world: Rc<World>, link: usize, mut rng: Rng) {
         let is_silent = rng.chance(50);
         link.state.set(if is_silent { LinkState::Silent } else { LinkState::Refused });
         link.fates.borrow_mut().drain(..).for_each(|fate| fate.strike(!is_silent));
-        world.count("broken links");
+        world.load.count("broken links");
         pause(&mut rng, 10_000).await;
         link.state.set(LinkState::Up);
     }
@@ -323,7 +331,7 @@ async fn change_access(world: Rc<World>, groups: usize, mut rng: Rng) {
         pause(&mut rng, 10_000).await;
         let group = group(&mut rng);
         world.server.set_access_state(group, STATES[rng.below(4) as usize]);
-        world.count("access states");
+        world.load.count("access states");
         pause(&mut rng, 3_000).await;
         world.server.set_access_state(group, STATES[rng.below(2) as usize]);
     }
@@ -360,10 +368,8 @@ async fn scenario(seed: u64) -> Counters {
         server: Server::with_portals(&groups, vec![disk], settings, &mut rng),
         links,
         rng: RefCell::new(Rng::new(rng.bits())),
-        stamps: Cell::new(0),
-        open: Cell::new(0),
         connections: Cell::new(0),
-        tally: RefCell::default(),
+        load: Rc::default(),
     });
     world.server.start();
     let connecting = world.clone();
@@ -400,7 +406,7 @@ async fn scenario(seed: u64) -> Counters {
     let url = format!("iscsi://{}/{TARGET}/0", portals.join(",")).parse().expect("a URL");
     let store = loop {
         match IscsiStore::connect(&url, &options).await {
-            Ok(store) => break Rc::new(store),
+            Ok(store) => break Rc::new(store) as Rc<dyn Store>,
             // The first login is not repeated.
             Err(error) if error.is_connection_lost() => {}
             Err(sarsen_initiator::SessionError::TimedOut { .. }) => {}
@@ -408,10 +414,10 @@ async fn scenario(seed: u64) -> Counters {
         }
     };
     if connections == 3 {
-        world.count("sessions of 3 connections");
+        world.load.count("sessions of 3 connections");
     }
     if paths == 3 {
-        world.count("sets of 3 paths");
+        world.load.count("sets of 3 paths");
     }
     let changing = tokio::task::spawn_local(change_access(
         world.clone(),
@@ -426,7 +432,7 @@ async fn scenario(seed: u64) -> Counters {
     let workers: Vec<_> = (0..workers)
         .map(|worker| {
             let rng = Rng::new(rng.bits());
-            tokio::task::spawn_local(work(world.clone(), store.clone(), worker * PART, rng))
+            tokio::task::spawn_local(work(world.load.clone(), store.clone(), worker * PART, rng))
         })
         .collect();
     let limit = time::now() + LIMIT;
@@ -442,10 +448,16 @@ async fn scenario(seed: u64) -> Counters {
         let _ = task.await;
     }
     if world.connections.get() > first {
-        world.count("later connections");
+        world.load.count("later connections");
     }
     drop(store);
     // Its tasks end, and the server's.
+    let_tasks_end().await;
+    world.load.tally.borrow().clone()
+}
+
+/// Lets the tasks of what was dropped end.
+pub(crate) async fn let_tasks_end() {
     let mut turns = 8;
     poll_fn(|context| {
         context.waker().wake_by_ref();
@@ -453,14 +465,13 @@ async fn scenario(seed: u64) -> Counters {
         if turns == 0 { Poll::Ready(()) } else { Poll::Pending }
     })
     .await;
-    world.tally.borrow().clone()
 }
 
 fn run(seed: u64) -> Result<Counters, String> {
     isolated(seed, "store::a_seed", move || on_stopped_time(seed, scenario(seed)))
 }
 
-fn all(seeds: std::ops::RangeInclusive<u64>) {
+fn all(seeds: RangeInclusive<u64>) {
     let mut tally = Counters::default();
     each(seeds, run).iter().for_each(|one| tally.add(one));
     assert_met(&tally, &MET);
@@ -476,17 +487,27 @@ fn a_store_is_a_register_whatever_happens_to_its_connections() {
 #[test]
 #[ignore = "takes minutes"]
 fn a_store_is_a_register_whatever_happens_to_its_connections_for_many_seeds() {
+    all(many_seeds(MANY_SEEDS));
+}
+
+/// Returns the seeds of `SARSEN_SEEDS`, or the first `count`.
+pub(crate) fn many_seeds(count: u64) -> RangeInclusive<u64> {
     let named = std::env::var("SARSEN_SEEDS").ok();
     let range = named.as_deref().map(|range| range.split_once('-').expect("SARSEN_SEEDS is N-M"));
     let number = |text: &str| text.parse().expect("SARSEN_SEEDS has two numbers");
-    all(range.map_or(1..=MANY_SEEDS, |(first, last)| number(first)..=number(last)));
+    range.map_or(1..=count, |(first, last)| number(first)..=number(last))
+}
+
+/// Returns the selected seed, or the first.
+pub(crate) fn one_seed() -> u64 {
+    let named = std::env::var("SARSEN_SEED").ok();
+    named.map_or(1, |seed| seed.parse().expect("SARSEN_SEED is a number"))
 }
 
 /// Runs the selected seed, or the first.
 #[test]
 fn a_seed_of_a_store_runs_the_same_again() {
-    let named = std::env::var("SARSEN_SEED").ok();
-    let seed = named.map_or(1, |seed| seed.parse().expect("SARSEN_SEED is a number"));
+    let seed = one_seed();
     let [first, second] = [(); 2].map(|()| run(seed).unwrap_or_else(|failure| panic!("{failure}")));
     assert_eq!(first, second, "seed {seed} ran differently the second time");
 }

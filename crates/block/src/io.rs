@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
 
 /// A future that stays on its core.
 pub type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -21,6 +22,15 @@ impl<T> Io<T> {
     /// Wraps a future.
     pub fn pending(future: impl Future<Output = T> + 'static) -> Self {
         Self::Pending(Box::pin(future))
+    }
+
+    /// Starts a future now, up to the first point at which it waits: a request starts when its method is called.
+    pub fn started(future: impl Future<Output = T> + 'static) -> Self {
+        let mut future: LocalFuture<T> = Box::pin(future);
+        match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(result) => Self::Ready(result),
+            Poll::Pending => Self::Pending(future),
+        }
     }
 
     /// Applies `f` to the result, now or later when it is finished.

@@ -19,12 +19,25 @@ pub enum Payload {
 impl Payload {
     /// Returns another payload with the same bytes, without a copy.
     pub fn share(&mut self) -> Self {
-        let shared = match std::mem::replace(self, Self::Owned(Buffer::zeroed_exact(0))) {
-            Self::Owned(buffer) => Arc::new(buffer),
-            Self::Shared(buffer) => buffer,
-        };
+        let shared = std::mem::replace(self, Self::Owned(Buffer::zeroed_exact(0))).into_shared();
         *self = Self::Shared(shared.clone());
         Self::Shared(shared)
+    }
+
+    /// Returns the bytes of memory that the payload occupies.
+    pub fn memory(&self) -> usize {
+        match self {
+            Self::Owned(buffer) => buffer.memory(),
+            Self::Shared(buffer) => buffer.memory(),
+        }
+    }
+
+    /// Returns the bytes as a buffer that can have several owners.
+    pub fn into_shared(self) -> Arc<Buffer> {
+        match self {
+            Self::Owned(buffer) => Arc::new(buffer),
+            Self::Shared(buffer) => buffer,
+        }
     }
 
     /// Returns the bytes as an owned buffer: the existing one if it has no other owner, or a copy.

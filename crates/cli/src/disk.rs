@@ -33,7 +33,8 @@ const RECONNECT_LIMIT: Duration = Duration::from_secs(60);
 /// first one after commas; otherwise those that the target reports are used as well. For mutual CHAP, add
 /// `?target_user=U&target_password=P`. Missing parts are taken from `LIBISCSI_CHAP_USERNAME`,
 /// `LIBISCSI_CHAP_PASSWORD`, `LIBISCSI_CHAP_TARGET_USERNAME` and `LIBISCSI_CHAP_TARGET_PASSWORD`. `read`, `write`, `copy`
-/// and `verify` also take exports of NBD servers: `nbd://host[:port]/export` or `nbd+unix:///export?socket=PATH`.
+/// and `verify` also take exports of NBD servers: `nbd://host[:port]/export`, `nbds://` with `?ca=FILE`, or
+/// `nbd+unix:///export?socket=PATH`.
 #[derive(clap::Subcommand)]
 pub(crate) enum Verb {
     /// Show the properties of a disk and the negotiated parameters.

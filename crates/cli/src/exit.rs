@@ -303,9 +303,13 @@ fn nbd(error: &NbdError) -> (u8, Option<&'static str>) {
             (NOT_FOUND, Some("check the name of the export"))
         }
         NbdError::Client(NbdClientError::Refused { reply: ReplyCode::TlsRequired, .. }) => {
-            (FAILED, Some("only servers without TLS are supported"))
+            (FAILED, Some("write nbds://, with ?ca=FILE"))
         }
-        NbdError::Client(_) | NbdError::Unfit { .. } => (FAILED, None),
+        NbdError::Client(_)
+        | NbdError::Unfit { .. }
+        | NbdError::Tls { .. }
+        | NbdError::ExportChanged
+        | NbdError::NotWrittenAgain(_) => (FAILED, None),
     }
 }
 

@@ -122,9 +122,9 @@ pub(crate) struct Create {
     /// The pool from which the volume gets its space: see `sarsen pool list`.
     #[arg(long, value_name = "POOL")]
     pool: Option<String>,
-    /// The logical unit of another server that the volume is: `iscsi://[ACCOUNT@]HOST[:PORT]/TARGET/LUN`. Further portals may
-    /// follow the first one after commas; each is a path. ACCOUNT is an account of this server, which has the secret. Only this
-    /// server may write to the unit.
+    /// The disk of another server that the volume is: `iscsi://[ACCOUNT@]HOST[:PORT]/TARGET/LUN`, or `nbd://HOST[:PORT]/EXPORT`.
+    /// Further portals of a target may follow the first one after commas; each is a path. ACCOUNT is an account of this server, which
+    /// has the secret. Only this server may write to the disk.
     #[arg(long, value_name = "URL", conflicts_with_all = ["pool", "path", "size", "block_size", "encrypted"])]
     // Parsed later: an error of clap repeats the text, which may have a secret.
     remote: Option<String>,
@@ -301,7 +301,9 @@ fn paths(name: &str, options: &ServerOptions) -> anyhow::Result<()> {
     };
     let rows: Vec<_> = found.paths.iter().map(row).collect();
     print_line(&table(["PORTAL", "STATE", "LOGGED IN AT", "PROBLEM"], &rows))?;
-    print_line(&format!("initiator name {}", found.initiator_name))?;
+    if let Some(name) = &found.initiator_name {
+        print_line(&format!("initiator name {name}"))?;
+    }
     match &found.unit {
         Some(unit) => print_line(&format!("unit {unit}")),
         None => Ok(()),

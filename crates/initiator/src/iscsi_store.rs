@@ -3,19 +3,19 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction,
-    Durability, Extent, Geometry, InvalidRequest, Io, Lba, OptimalTransfer, Payload, Reply,
-    StopCause, Store, StoreStatus, UnmapSupport,
+    Durability, Extent, Geometry, InvalidRequest, Io, Lba, LocalFuture, OptimalTransfer, Payload,
+    Reply, StopCause, Store, StoreStatus, UnmapSupport,
 };
 use sarsen_proto::iscsi::initiator::Completion;
 
 use crate::error::{Sense, SenseKey, SessionError};
 use crate::options::SessionOptions;
-use crate::path_set::{PathSet, PathStatus};
+use crate::path_set::PathSet;
+use crate::remote_disk::{PathStatus, RemoteDisk};
 use crate::unit::{BlockLimits, Command, Provisioning, Unit, commands};
 use crate::url::Url;
 
@@ -86,11 +86,6 @@ impl IscsiStore {
         self.inner.paths.unit()
     }
 
-    /// Returns the status of each path, in the order of the portals.
-    pub fn paths(&self) -> Vec<PathStatus> {
-        self.inner.paths.paths()
-    }
-
     /// Waits until each path is logged in or has failed, up to `limit`.
     pub async fn attempt_paths(&self, limit: Duration) {
         self.inner.paths.attempt_all(limit).await;
@@ -100,26 +95,6 @@ impl IscsiStore {
     /// first write, with what the store was connected with.
     pub async fn end_earlier_sessions(&self, url: &Url, options: &SessionOptions) {
         self.inner.paths.end_earlier_sessions(url, options).await;
-    }
-
-    /// Waits for the next change of [`Self::paths`] or [`Self::is_down`] after this call, or for the end of the store.
-    pub fn paths_changed(&self) -> impl Future<Output = ()> + use<> {
-        self.inner.paths.changed()
-    }
-
-    /// Returns whether requests fail at once, because no path has been usable for [`SessionOptions::reconnect_limit`] or none will be.
-    pub fn is_down(&self) -> bool {
-        self.inner.paths.is_down()
-    }
-
-    /// Returns whether there are writes that a flush has not made durable yet.
-    pub fn has_kept_writes(&self) -> bool {
-        self.inner.paths.has_kept_writes()
-    }
-
-    /// Returns the identifier by which the unit is recognised: its NAA identifier, or else its serial number.
-    pub fn identifier(&self) -> Option<String> {
-        self.inner.paths.identifier()
     }
 
     /// Carries out a command of any kind, once: if its connection is lost, its caller gets the loss. A command that may
@@ -145,12 +120,7 @@ impl IscsiStore {
         if let Err(error) = checked {
             return Io::Ready(Err(error));
         }
-        let mut future = Box::pin(carry_out(self.inner.clone()));
-        // A request starts when its method is called.
-        match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(result) => Io::Ready(result),
-            Poll::Pending => Io::Pending(future),
-        }
+        Io::started(carry_out(self.inner.clone()))
     }
 }
 
@@ -332,6 +302,39 @@ impl Inner {
             _ => Allocation::Mapped,
         };
         Ok(AllocationRun { block_count: blocks.min(extent.block_count), allocation })
+    }
+}
+
+impl RemoteDisk for IscsiStore {
+    /// The paths are in the order of the portals.
+    fn paths(&self) -> Vec<PathStatus> {
+        self.inner.paths.paths()
+    }
+
+    fn paths_changed(&self) -> LocalFuture<()> {
+        self.inner.paths.changed()
+    }
+
+    fn is_down(&self) -> bool {
+        self.inner.paths.is_down()
+    }
+
+    fn has_kept_writes(&self) -> bool {
+        self.inner.paths.has_kept_writes()
+    }
+
+    /// The identifier is the NAA identifier of the unit, or else its serial number.
+    fn identifier(&self) -> Option<String> {
+        self.inner.paths.identifier()
+    }
+
+    fn leave(&self) -> LocalFuture<()> {
+        let inner = self.inner.clone();
+        Box::pin(async move {
+            if let Err(error) = inner.paths.logout().await {
+                tracing::warn!(%error, "a session did not log out");
+            }
+        })
     }
 }
 

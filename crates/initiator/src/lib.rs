@@ -1,8 +1,8 @@
 //! A user-space initiator: iSCSI sessions of one connection or several, on a current-thread runtime.
 //!
 //! A [`Session`] is one I_T nexus, a [`Unit`] is one logical unit of it with the common SCSI commands, and an [`IscsiStore`] offers a
-//! unit as a block store that survives lost connections ([`nbd`] offers an export of an NBD server as a store over one connection,
-//! which is not replaced). Any number of callers may wait at once: their commands share the session's connections. [`discover`] asks a
+//! unit as a block store that survives lost connections ([`nbd`] does the same with an export of an NBD server: both are a
+//! [`RemoteDisk`]). Any number of callers may wait at once: their commands share the session's connections. [`discover`] asks a
 //! portal for its targets. The protocol itself is in `sarsen_proto::iscsi::initiator`; this crate holds the socket and the
 //! futures. [`transfer`] copies whole disks and files. [`signature`] reports the data on a device before a caller overwrites
 //! it.
@@ -15,11 +15,13 @@ mod establish;
 mod identity;
 mod instance;
 mod iscsi_store;
+mod kept_writes;
 pub mod nbd;
 mod options;
 mod path_selector;
 mod path_set;
 pub mod phases;
+mod remote_disk;
 mod session;
 pub mod signature;
 pub mod tls;
@@ -27,6 +29,7 @@ pub mod transfer;
 mod unit;
 mod url;
 mod url_error;
+mod write_ranges;
 
 pub use discovery::{DiscoveredTarget, discover};
 pub use error::{LOGICAL_UNIT_NOT_SUPPORTED, Sense, SenseKey, SessionError};
@@ -34,7 +37,7 @@ pub use identity::{Chap, ChapCredentials};
 pub use iscsi_store::IscsiStore;
 pub use options::SessionOptions;
 pub use path_selector::PathSelector;
-pub use path_set::PathStatus;
+pub use remote_disk::{PathStatus, RemoteDisk};
 pub use sarsen_proto::iscsi::chap::{Algorithm, Credentials, Secret};
 pub use sarsen_proto::iscsi::initiator::{
     AuthenticationError, Completion, ConnectionError, DigestOffer, LoginError, Residual,

@@ -21,18 +21,15 @@
 mod choice;
 mod keeper;
 mod portals;
-mod ranges;
-mod replay;
 
 use std::io;
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
-use sarsen_block::{Buffer, StoreStatus};
+use sarsen_block::{Buffer, LocalFuture, StoreStatus};
 use sarsen_io::time;
 use sarsen_proto::iscsi::initiator::Completion;
 use tokio::sync::Notify;
@@ -41,16 +38,17 @@ use tokio::task::JoinHandle;
 use crate::connections::{FIRST_PAUSE, LONGEST_PAUSE};
 use crate::error::{Sense, SenseKey, SessionError, is_aborted, is_busy};
 use crate::instance::{Hold, Instance, lost};
+use crate::kept_writes::{Answer, UnansweredWrite, Unflushed, VolatileWrite};
 use crate::options::SessionOptions;
+use crate::remote_disk::{PathStatus, notified};
 use crate::session::Session;
 use crate::unit::{
     AccessState, Capacity, Command, MEDIUM_MAY_HAVE_CHANGED, PreparedCommand, TransferRequest,
     UNIT_ATTENTION_LIMIT, Unit, commands, good, prepare,
 };
 use crate::url::{Portal, Url};
+use crate::write_ranges::{LockedBlocks, WriteRangeLocks};
 use choice::{Choices, InFlight};
-use ranges::{LockedBlocks, WriteRangeLocks};
-use replay::{Answer, UnansweredWrite, Unflushed, VolatileWrite};
 
 /// A command fails that loses so many connections, and for longer than the limit of its store: the command itself may break them.
 const REPEAT_LIMIT: u32 = 8;
@@ -103,7 +101,7 @@ struct Core {
     /// completed.
     settling: tokio::sync::Mutex<Option<(usize, Arc<Instance>)>>,
     ranges: Arc<WriteRangeLocks>,
-    unflushed: Unflushed,
+    unflushed: Unflushed<PreparedCommand>,
     status: Arc<StoreStatus>,
 }
 
@@ -116,19 +114,6 @@ struct Path {
     examine: Notify,
 }
 
-/// The status of a path.
-#[derive(Clone, Debug)]
-pub struct PathStatus {
-    /// The portal of the path.
-    pub portal: Portal,
-    /// The portal through which it is logged in now: its own one, or another one of the same portal group.
-    pub entry: Option<Portal>,
-    /// Commands are sent over it if no other path has a better access state.
-    pub is_active: bool,
-    /// Why it is not logged in, or why its last examination failed.
-    pub failure: Option<SessionError>,
-}
-
 /// How a command may be sent more than once.
 enum Repetition<'a> {
     /// Not at all, once it was sent.
@@ -138,7 +123,7 @@ enum Repetition<'a> {
     /// As a read, but not after the target has aborted it: what it was to write may be lost, which a second flush would not report.
     Flush,
     /// After the next login of the session in which it was sent.
-    Write(&'a Hold, &'a UnansweredWrite<'a>),
+    Write(&'a Hold, &'a UnansweredWrite<'a, PreparedCommand>),
 }
 
 impl PathSet {
@@ -210,13 +195,8 @@ impl PathSet {
     }
 
     /// Waits for the next change of a path.
-    pub(crate) fn changed(&self) -> impl Future<Output = ()> + use<> {
-        // It does not keep the set: that ends, and notifies, meanwhile.
-        let changed = self.core.changed.clone();
-        let mut changed = Box::pin(async move { changed.notified().await });
-        // It waits from now on, not from the first poll on.
-        let _ = changed.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        changed
+    pub(crate) fn changed(&self) -> LocalFuture<()> {
+        notified(&self.core.changed)
     }
 
     /// Returns the NAA identifier or the serial number of the unit.
@@ -248,13 +228,13 @@ impl PathSet {
         let choices = self.core.choices.lock();
         let both = self.core.paths.iter().zip(&choices.paths);
         both.map(|(path, state)| PathStatus {
-            portal: path.portal.clone(),
-            entry: state.instance.as_ref().map(|instance| instance.entry.clone()),
+            portal: path.portal.to_string(),
+            entry: state.instance.as_ref().map(|instance| instance.entry.to_string()),
             is_active: state.is_usable(),
             // The last attempt says more than the loss before it.
             failure: state.failure.clone().map(|failure| {
                 let session = path.unit.get().map(Unit::session);
-                session.and_then(Session::last_failure).unwrap_or(failure)
+                session.and_then(Session::last_failure).unwrap_or(failure).to_string()
             }),
         })
         .collect()

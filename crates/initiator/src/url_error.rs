@@ -52,7 +52,9 @@ pub enum UrlError {
     #[error("write a file or a host name after {0}=")]
     TlsValue(String),
     /// The `ca` parameter is missing.
-    #[error("iscsis:// needs ?ca=FILE, a PEM file with the certificate authority of the portal")]
+    #[error(
+        "iscsis:// and nbds:// need ?ca=FILE, a PEM file with the authority that signed the server's certificate"
+    )]
     TlsCa,
     /// A certificate without its key, or a key without its certificate.
     #[error("certificate=FILE and key=FILE belong together; give both")]

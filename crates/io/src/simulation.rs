@@ -70,6 +70,22 @@ impl Stream {
         }
     }
 
+    /// See [`SocketStream::give_up_after`]. Simulated streams do not give up.
+    pub fn give_up_after(&self, keepalive: Duration, user_timeout: Duration) -> io::Result<()> {
+        match &self.0 {
+            StreamKind::Socket(socket) => socket.give_up_after(keepalive, user_timeout),
+            StreamKind::Simulated(_) => Ok(()),
+        }
+    }
+
+    /// See [`SocketStream::reset_on_close`]. Simulated streams are reset when they are dropped.
+    pub fn reset_on_close(&self) -> io::Result<()> {
+        match &self.0 {
+            StreamKind::Socket(socket) => socket.reset_on_close(),
+            StreamKind::Simulated(_) => Ok(()),
+        }
+    }
+
     /// See [`SocketStream::accept_tls`]. Simulated streams are not encrypted.
     pub async fn accept_tls(self, config: Arc<ServerConfig>) -> io::Result<Self> {
         self.into_socket()?.accept_tls(config).await.map(Self::from)

@@ -80,16 +80,8 @@ impl SocketListener {
     /// after `keepalive` of silence (three times, a third of `user_timeout` apart). It closes them if the peer
     /// acknowledges nothing for `user_timeout`.
     pub fn give_up_after(&self, keepalive: Duration, user_timeout: Duration) -> io::Result<()> {
-        let socket = socket2::SockRef::from(&*self.socket);
-        // The kernel counts whole seconds; accepted sockets inherit all of this (tcp(7)).
-        let second = Duration::from_secs(1);
-        let interval = (user_timeout / PROBES).max(second);
-        let keepalive = socket2::TcpKeepalive::new()
-            .with_time(keepalive.max(second))
-            .with_interval(interval)
-            .with_retries(PROBES);
-        socket.set_tcp_keepalive(&keepalive)?;
-        socket.set_tcp_user_timeout(Some(user_timeout))
+        // Accepted sockets inherit all of this (tcp(7)).
+        give_up_after(socket2::SockRef::from(&*self.socket), keepalive, user_timeout)
     }
 
     /// Returns its address, with the selected port.
@@ -151,6 +143,22 @@ impl SocketListener {
     }
 }
 
+fn give_up_after(
+    socket: socket2::SockRef<'_>,
+    keepalive: Duration,
+    user_timeout: Duration,
+) -> io::Result<()> {
+    // The kernel counts whole seconds.
+    let second = Duration::from_secs(1);
+    let interval = (user_timeout / PROBES).max(second);
+    let keepalive = socket2::TcpKeepalive::new()
+        .with_time(keepalive.max(second))
+        .with_interval(interval)
+        .with_retries(PROBES);
+    socket.set_tcp_keepalive(&keepalive)?;
+    socket.set_tcp_user_timeout(Some(user_timeout))
+}
+
 /// A TCP connection on the core that created it, plain or encrypted.
 pub struct SocketStream {
     socket: tokio::net::TcpStream,
@@ -173,6 +181,16 @@ impl SocketStream {
         socket.set_nodelay(true)?;
         let _ = socket2::SockRef::from(&socket).set_tcp_congestion(CONGESTION);
         Ok(Self { socket, peer: address, encrypted: None })
+    }
+
+    /// Sets when a silent connection ends, as [`SocketListener::give_up_after`] does.
+    pub fn give_up_after(&self, keepalive: Duration, user_timeout: Duration) -> io::Result<()> {
+        give_up_after(socket2::SockRef::from(&self.socket), keepalive, user_timeout)
+    }
+
+    /// Lets the end of the connection reset it: data that was not sent yet is discarded, instead of being sent for minutes.
+    pub fn reset_on_close(&self) -> io::Result<()> {
+        socket2::SockRef::from(&self.socket).set_linger(Some(Duration::ZERO))
     }
 
     /// Encrypts an accepted connection that was not used yet: the TLS handshake. The caller limits how long it may

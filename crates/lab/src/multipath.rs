@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use sarsen_block::{BlockError, Buffer, Durability, Extent, Rng, Store as _};
 use sarsen_initiator::{
-    Command, IscsiStore, PathStatus, Portal, SessionOptions, TransferRequest, Url, discover,
+    Command, IscsiStore, PathStatus, Portal, RemoteDisk as _, SessionOptions, TransferRequest, Url,
+    discover,
 };
 use sarsen_io::cores::{FileEngine, block_on};
 use sarsen_io::{threads, time};

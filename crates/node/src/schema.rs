@@ -593,8 +593,8 @@ pub(crate) fn unix_seconds(time: SystemTime) -> u64 {
 pub struct VolumePaths {
     /// The volume.
     pub volume: String,
-    /// The iSCSI name with which the server logs in.
-    pub initiator_name: String,
+    /// The iSCSI name with which the server logs in. `null` for an export of an NBD server.
+    pub initiator_name: Option<String>,
     /// The NAA identifier or the serial number of the unit, if it has one.
     pub unit: Option<String>,
     /// Its paths.

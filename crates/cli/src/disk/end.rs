@@ -25,13 +25,9 @@ impl EndUrl {
 
     pub(super) fn parse(text: &str) -> anyhow::Result<Self> {
         match text.split_once("://") {
-            Some(("nbd" | "nbd+unix", _)) => {
+            Some((scheme, _)) if scheme.starts_with("nbd") => {
                 let url = text.parse::<NbdUrl>();
                 Ok(Self::Nbd(url.map_err(|error| UsageError(error.to_string()))?))
-            }
-            Some(("nbds" | "nbds+unix", _)) => {
-                let message = "NBD with TLS is not supported here; use nbd:// in a protected network, or iscsis://";
-                Err(UsageError(message.into()).into())
             }
             _ => Ok(Self::Iscsi(parse(text)?)),
         }

@@ -51,8 +51,7 @@ impl PathInfo {
             Some(_) => "standby",
             None => "failed",
         };
-        let failure = path.failure.map(|failure| failure.to_string());
-        Self { portal: path.portal.to_string(), state, failure }
+        Self { portal: path.portal, state, failure: path.failure }
     }
 
     fn render(&self) -> String {

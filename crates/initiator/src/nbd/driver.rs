@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -12,8 +12,11 @@ use sarsen_io::net::Stream;
 use sarsen_proto::nbd::client::{self, Client, Event, Export, Request, RequestError};
 use tokio::sync::{Notify, oneshot};
 
-use super::NbdError;
+use super::{NbdError, NbdPlace, NbdUrl};
 use crate::driver::SendProgress;
+use crate::instance::Hold;
+use crate::tls::TlsError;
+use crate::url::Portal;
 
 /// Length of the scratch memory, for received bytes that are not read directly into their buffers.
 const SCRATCH_LENGTH: usize = 64 * 1024;
@@ -32,13 +35,22 @@ pub(super) enum Failure {
 }
 
 type Answer = Result<client::Answer, Failure>;
-type Machine = Client<oneshot::Sender<Answer>>;
+type Machine = Client<Waiter>;
+
+/// A caller that waits for an answer.
+pub(super) struct Waiter {
+    sender: oneshot::Sender<Answer>,
+    /// Kept until the answer, even if the caller is gone.
+    _hold: Option<Hold>,
+}
 
 /// The state that a store and its driver share.
 pub(super) struct Shared {
     state: Mutex<DriverState>,
     /// There is data to send, or the end was requested.
     wake: Notify,
+    /// Number of flushes without an answer.
+    open_flushes: Arc<AtomicUsize>,
     ended: AtomicBool,
     /// Notified once, at the end.
     end: Notify,
@@ -48,12 +60,12 @@ struct DriverState {
     client: Machine,
     /// How long open requests may have no progress, and the name of the server for the error.
     limit: Option<(Duration, String)>,
-    /// Number of flushes whose callers wait.
-    flushes: usize,
     /// No more requests are accepted.
     closing: bool,
     /// The disconnect request was sent.
     left: bool,
+    /// Why the connection is to end at once.
+    aborted: Option<NbdError>,
     /// The reason why the connection ended.
     over: Option<NbdError>,
 }
@@ -64,12 +76,13 @@ impl Shared {
             state: Mutex::new(DriverState {
                 client,
                 limit: None,
-                flushes: 0,
                 closing: false,
                 left: false,
+                aborted: None,
                 over: None,
             }),
             wake: Notify::new(),
+            open_flushes: Arc::default(),
             ended: AtomicBool::new(false),
             end: Notify::new(),
         }
@@ -86,25 +99,23 @@ impl Shared {
     }
 
     /// Sends a flush now; the future waits for the answer.
-    pub(super) fn flush(self: &Arc<Self>) -> impl Future<Output = Answer> + use<> {
-        self.state().flushes += 1;
-        let open = OpenFlush(self.clone());
-        let answer = self.request(Request::Flush);
-        async move {
-            let _open = open;
-            answer.await
-        }
+    pub(super) fn flush(&self) -> impl Future<Output = Answer> + use<> {
+        self.request(Request::Flush, Some(Arc::new(OpenFlush::new(&self.open_flushes))))
     }
 
-    /// Sends the request now; the future waits for the answer.
-    pub(super) fn request(&self, request: Request) -> impl Future<Output = Answer> + use<> {
+    /// Sends the request now; the future waits for the answer. `hold` is kept until then.
+    pub(super) fn request(
+        &self,
+        request: Request,
+        hold: Option<Hold>,
+    ) -> impl Future<Output = Answer> + use<> {
         let (sender, receiver) = oneshot::channel();
         let mut state = self.state();
         let over = match &state.over {
             Some(error) => Some(error.clone()),
             None if state.closing => Some(NbdError::Closed),
             None => {
-                state.client.request(request, sender);
+                state.client.request(request, Waiter { sender, _hold: hold });
                 self.wake.notify_one();
                 None
             }
@@ -125,21 +136,40 @@ impl Shared {
         self.wake.notify_one();
     }
 
-    /// Waits for the end of the driver.
-    pub(super) async fn wait_for_end(&self) {
+    /// Ends the connection now. What was not sent yet is never sent.
+    pub(super) fn abort(&self, error: NbdError) {
+        self.state().aborted.get_or_insert(error);
+        self.wake.notify_one();
+    }
+
+    /// Returns the number of requests without an answer.
+    pub(super) fn open_requests(&self) -> usize {
+        self.state().client.open_requests()
+    }
+
+    /// Waits for the end of the driver, and returns its reason.
+    pub(super) async fn wait_for_end(&self) -> NbdError {
         let end = self.end.notified();
         if !self.ended.load(Ordering::Acquire) {
             end.await;
         }
+        self.state().over.clone().unwrap_or(NbdError::Closed)
     }
 }
 
-/// A flush whose caller waits.
-struct OpenFlush(Arc<Shared>);
+/// A flush without an answer.
+struct OpenFlush(Arc<AtomicUsize>);
+
+impl OpenFlush {
+    fn new(open: &Arc<AtomicUsize>) -> Self {
+        open.fetch_add(1, Ordering::AcqRel);
+        Self(open.clone())
+    }
+}
 
 impl Drop for OpenFlush {
     fn drop(&mut self) {
-        self.0.state().flushes -= 1;
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -150,6 +180,32 @@ pub(super) enum Socket {
 }
 
 impl Socket {
+    /// Sets when a connection to a machine that is silent ends. A socket of this machine needs no such limit.
+    pub(super) fn give_up_after(&self, limit: Duration) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.give_up_after(limit, limit),
+            Self::Local(_) => Ok(()),
+        }
+    }
+
+    /// Lets the end of the connection discard the data that was not sent yet.
+    fn reset_on_close(&self) {
+        if let Self::Tcp(stream) = self {
+            // If it fails, the connection ends as any other.
+            let _ = stream.reset_on_close();
+        }
+    }
+
+    /// Performs the TLS handshake with a host.
+    async fn encrypt(self, portal: &Portal) -> Result<Self, TlsError> {
+        match (self, &portal.tls) {
+            (Self::Tcp(stream), Some(tls)) => {
+                tls.shake_hands(&portal.host, stream).await.map(Self::Tcp)
+            }
+            (socket, _) => Ok(socket),
+        }
+    }
+
     async fn readable(&self) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.readable().await,
@@ -192,19 +248,31 @@ impl Link {
         Self { socket, scratch: vec![0; SCRATCH_LENGTH], moved: 0 }
     }
 
-    /// Performs the handshake until an export is selected.
+    /// Performs the handshake until an export is selected; with TLS if the URL's host has it.
     pub(super) async fn shake_hands(
-        &mut self,
+        mut self,
         mut client: Machine,
-    ) -> Result<(Machine, Export), NbdError> {
+        url: &NbdUrl,
+    ) -> Result<(Self, Machine, Export), NbdError> {
         loop {
             let progress = self.send(&mut client)?;
-            self.receive(&mut client)?;
-            if let Some(Event::Ready(export)) = client.poll_event() {
-                return Ok((client, export));
-            }
-            if progress == SendProgress::Blocked || client.output().is_empty() {
-                self.ready(progress).await?;
+            let received = self.receive_once(&mut client)?;
+            match (client.poll_event(), &url.place) {
+                (Some(Event::Ready(export)), _) => return Ok((self, client, export)),
+                (Some(Event::StartTls), NbdPlace::Host(portal)) => {
+                    let Self { socket, scratch, moved } = self;
+                    let encrypted = socket.encrypt(portal).await;
+                    let socket = encrypted.map_err(|source| no_tls(url, source))?;
+                    self = Self { socket, scratch, moved };
+                }
+                (Some(Event::StartTls | Event::Completed { .. }), _) => {
+                    unreachable!("only a host has TLS, and there are no requests yet")
+                }
+                (None, _) if received => {}
+                (None, _) if progress == SendProgress::Blocked || client.output().is_empty() => {
+                    self.ready(progress).await?;
+                }
+                (None, _) => {}
             }
         }
     }
@@ -246,32 +314,40 @@ impl Link {
 
     /// Receives until no data is left.
     fn receive(&mut self, client: &mut Machine) -> Result<(), NbdError> {
-        loop {
-            let landing = client.landing().unwrap_or_default();
-            let wanted = landing.len();
-            match self.socket.try_receive(landing, &mut self.scratch) {
-                Ok(0) => return Err(lost(io::ErrorKind::UnexpectedEof.into())),
-                Ok(count) => {
-                    self.moved += count as u64;
-                    let landed = count.min(wanted);
-                    client.landed(landed);
-                    client.handle_input(&self.scratch[..count - landed])?;
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(lost(error)),
+        while self.receive_once(client)? {}
+        Ok(())
+    }
+
+    /// Receives what one call returns. Returns whether there was data.
+    fn receive_once(&mut self, client: &mut Machine) -> Result<bool, NbdError> {
+        let landing = client.landing().unwrap_or_default();
+        let wanted = landing.len();
+        match self.socket.try_receive(landing, &mut self.scratch) {
+            Ok(0) => Err(lost(io::ErrorKind::UnexpectedEof.into())),
+            Ok(count) => {
+                self.moved += count as u64;
+                let landed = count.min(wanted);
+                client.landed(landed);
+                client.handle_input(&self.scratch[..count - landed])?;
+                Ok(true)
             }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(lost(error)),
         }
     }
 
     /// Sends and receives all available data. An error ends the connection.
     fn serve_once(&mut self, shared: &Shared) -> Result<SendProgress, NbdError> {
         let mut state = shared.state();
+        if let Some(error) = state.aborted.take() {
+            return Err(error);
+        }
         let mut progress = self.send(&mut state.client)?;
         let received = self.receive(&mut state.client);
         while let Some(event) = state.client.poll_event() {
             if let Event::Completed { token, result } = event {
                 // A caller that no longer waits has dropped its future, and its answer is dropped, too.
-                let _ = token.send(result.map_err(Failure::Refused));
+                let _ = token.sender.send(result.map_err(Failure::Refused));
             }
         }
         received?;
@@ -306,7 +382,11 @@ impl Progress {
         if state.client.open_requests() == 0 {
             return None;
         }
-        let limit = if state.flushes > 0 { *limit * FLUSH_FACTOR } else { *limit };
+        let limit = if shared.open_flushes.load(Ordering::Acquire) > 0 {
+            *limit * FLUSH_FACTOR
+        } else {
+            *limit
+        };
         Some((self.at + limit, NbdError::TimedOut { place: place.clone(), limit }))
     }
 }
@@ -340,6 +420,12 @@ pub(super) async fn serve(mut link: Link, shared: Arc<Shared>) {
             Err(error) => break error,
         }
     };
+    // Only after a disconnect request, no request is left.
+    if !shared.state().left {
+        link.socket.reset_on_close();
+    }
+    // Callers send their requests again when they learn of the end.
+    drop(link);
     end(&shared, error);
 }
 
@@ -347,12 +433,16 @@ pub(super) async fn serve(mut link: Link, shared: Arc<Shared>) {
 fn end(shared: &Shared, error: NbdError) {
     let mut state = shared.state();
     for waiter in state.client.abandon() {
-        let _ = waiter.send(Err(Failure::Ended(error.clone())));
+        let _ = waiter.sender.send(Err(Failure::Ended(error.clone())));
     }
     state.over = Some(error);
     drop(state);
     shared.ended.store(true, Ordering::Release);
     shared.end.notify_waiters();
+}
+
+fn no_tls(url: &NbdUrl, source: TlsError) -> NbdError {
+    NbdError::Tls { place: url.to_string(), source: Arc::new(source) }
 }
 
 fn lost(error: io::Error) -> NbdError {

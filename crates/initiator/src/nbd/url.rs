@@ -1,19 +1,22 @@
-//! `nbd://host[:port][/export]` and `nbd+unix:///[export]?socket=PATH`, after the NBD project's
-//! document on URIs (doc/uri.md).
+//! `nbd://host[:port][/export]` and `nbd+unix:///[export]?socket=PATH`, after the NBD project's document on URIs (doc/uri.md), and
+//! `nbds://host[:port][/export]?ca=FILE` with TLS, whose parameters are those of `iscsis://`.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use sarsen_wire::nbd::{DEFAULT_PORT, MAX_NAME_LENGTH};
 
+use crate::tls::{TlsOptions, TlsQuery};
 use crate::url::Portal;
+use crate::url_error::UrlError;
 
 /// The reason why a URL of an export cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NbdUrlError {
-    /// Neither `nbd://` nor `nbd+unix://`.
-    #[error("{0:?} does not begin with nbd:// or nbd+unix://")]
+    /// Neither `nbd://`, `nbds://` nor `nbd+unix://`.
+    #[error("{0:?} does not begin with nbd://, nbds:// or nbd+unix://")]
     Scheme(String),
     /// The host or the port is missing or invalid.
     #[error("{text:?}: {reason}")]
@@ -23,12 +26,17 @@ pub enum NbdUrlError {
         /// The reason why it is invalid.
         reason: String,
     },
-    /// The URL names a user, which NBD without TLS does not support.
+    /// The URL names a user, which NBD does not support.
     #[error("NBD URLs have no users; remove the part before the @")]
     User,
-    /// A query other than `?socket=PATH`.
-    #[error("{0:?}: a socket is written nbd+unix:///EXPORT?socket=PATH, and a host has no query")]
+    /// A query that the scheme does not have.
+    #[error(
+        "{0:?}: write nbd://HOST/EXPORT, nbds://HOST/EXPORT?ca=FILE (its parameters are ca, certificate, key and server-name), or nbd+unix:///EXPORT?socket=PATH"
+    )]
     Query(String),
+    /// The parameters of TLS are not usable.
+    #[error(transparent)]
+    Tls(#[from] UrlError),
     /// A `%` without two hexadecimal digits, or bytes that are not text.
     #[error("{0:?} is not text with %XX for special characters")]
     Encoding(String),
@@ -40,7 +48,7 @@ pub enum NbdUrlError {
 /// The address on which an NBD server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NbdPlace {
-    /// A TCP address.
+    /// A TCP address, with TLS if the portal has it.
     Host(Portal),
     /// A socket of this machine.
     Socket(PathBuf),
@@ -55,11 +63,21 @@ pub struct NbdUrl {
     pub export: String,
 }
 
+impl NbdUrl {
+    /// Returns the options of TLS, if the connection is encrypted.
+    pub(crate) fn tls(&self) -> Option<&TlsOptions> {
+        match &self.place {
+            NbdPlace::Host(portal) => portal.tls.as_deref(),
+            NbdPlace::Socket(_) => None,
+        }
+    }
+}
+
 impl FromStr for NbdUrl {
     type Err = NbdUrlError;
 
     fn from_str(text: &str) -> Result<Self, NbdUrlError> {
-        let Some((scheme @ ("nbd" | "nbd+unix"), rest)) = text.split_once("://") else {
+        let Some((scheme @ ("nbd" | "nbds" | "nbd+unix"), rest)) = text.split_once("://") else {
             return Err(NbdUrlError::Scheme(text.rsplit('@').next().unwrap_or_default().into()));
         };
         let (rest, query) = match rest.split_once('?') {
@@ -77,7 +95,13 @@ impl FromStr for NbdUrl {
         let socket = query.and_then(|query| query.strip_prefix("socket="));
         let place = match (scheme, query, socket) {
             ("nbd", None, _) => NbdPlace::Host(portal(authority)?),
-            ("nbd+unix", _, Some(path)) if authority.is_empty() && !path.contains('&') => {
+            ("nbds", query, _) => {
+                let tls = tls(text, query.unwrap_or_default())?;
+                NbdPlace::Host(Portal { tls, ..portal(authority)? })
+            }
+            ("nbd+unix", _, Some(path))
+                if authority.is_empty() && !path.is_empty() && !path.contains('&') =>
+            {
                 NbdPlace::Socket(decode(path)?.into())
             }
             _ => return Err(NbdUrlError::Query(text.to_owned())),
@@ -97,6 +121,19 @@ fn portal(authority: &str) -> Result<Portal, NbdUrlError> {
         portal.port = DEFAULT_PORT;
     }
     Ok(portal)
+}
+
+/// Returns the options of TLS in a query.
+fn tls(url: &str, query: &str) -> Result<Option<Arc<TlsOptions>>, NbdUrlError> {
+    let mut options = TlsQuery::default();
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let unknown = || NbdUrlError::Query(url.to_owned());
+        let (key, value) = pair.split_once('=').ok_or_else(unknown)?;
+        if !options.take(key, &decode(value)?)? {
+            return Err(unknown());
+        }
+    }
+    Ok(options.options(true)?.map(Arc::new))
 }
 
 fn decode(text: &str) -> Result<String, NbdUrlError> {
@@ -136,8 +173,11 @@ impl fmt::Display for NbdUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.place {
             NbdPlace::Host(portal) => {
-                write!(f, "nbd://{portal}/")?;
-                encode(&self.export, f)
+                let scheme = if portal.tls.is_some() { "nbds" } else { "nbd" };
+                write!(f, "{scheme}://{portal}/")?;
+                encode(&self.export, f)?;
+                let query = portal.tls.as_deref().map(TlsOptions::query);
+                query.map_or(Ok(()), |query| write!(f, "?{query}"))
             }
             NbdPlace::Socket(path) => {
                 f.write_str("nbd+unix:///")?;
@@ -162,6 +202,7 @@ mod tests {
             ("nbd://[::1]:99/a%20b/c", "nbd://[::1]:99/a%20b/c"),
             ("nbd+unix:///?socket=/run/nbd.sock", "nbd+unix:///?socket=/run/nbd.sock"),
             ("nbd+unix:///d%3f?socket=/a%25b", "nbd+unix:///d%3F?socket=/a%25b"),
+            ("nbds://h/x?server-name=n&ca=/ca.pem", "nbds://h:10809/x?ca=/ca.pem&server-name=n"),
         ] {
             let url: NbdUrl = text.parse().unwrap();
             assert_eq!(url.to_string(), again);
@@ -179,7 +220,10 @@ mod tests {
             ("nbd://h:0", "not a port"),
             ("nbd://user@h/", "no users"),
             ("nbd://h/?socket=/x", "?socket=PATH"),
+            ("nbds://h/x", "ca"),
+            ("nbds://h/x?ca=/a&size=1", "nbds://"),
             ("nbd+unix:///x", "?socket=PATH"),
+            ("nbd+unix:///x?socket=", "?socket=PATH"),
             ("nbd+unix://h/x?socket=/x", "?socket=PATH"),
             ("nbd+unix:///x?socket=/x&tls=1", "?socket=PATH"),
             ("nbd://h/%4", "%XX"),

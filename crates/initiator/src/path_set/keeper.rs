@@ -11,16 +11,17 @@ use sarsen_wire::iscsi::Isid;
 use sarsen_wire::scsi::opcode;
 use tokio::task::JoinHandle;
 
-use super::replay::{Answer, VolatileWrite, independent};
 use super::{Core, Fingerprint, Path};
 use crate::connections::{FIRST_PAUSE, LONGEST_PAUSE};
 use crate::error::{Sense, SenseKey, SessionError, is_busy};
 use crate::establish::{dial, in_time};
 use crate::instance::{Instance, lost};
+use crate::kept_writes::{Answer, VolatileWrite, independent};
 use crate::options::SessionOptions;
 use crate::session::Session;
 use crate::unit::{
-    Access, AccessState, Capacity, Command, TransferRequest, Unit, commands, good, prepare,
+    Access, AccessState, Capacity, Command, PreparedCommand, TransferRequest, Unit, commands, good,
+    prepare,
 };
 use crate::url::{Portal, Url};
 
@@ -314,7 +315,7 @@ impl Core {
         let mut rest = &writes[..];
         while !rest.is_empty() {
             let (together, later) = rest.split_at(independent(rest));
-            let send = async |write: &VolatileWrite| {
+            let send = async |write: &VolatileWrite<PreparedCommand>| {
                 unit.carry_out_attentively(instance, &write.command).await
             };
             let answers = join_all(together.iter().map(|(_, write)| send(write))).await;

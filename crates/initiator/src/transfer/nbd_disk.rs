@@ -13,7 +13,7 @@ use sarsen_wire::nbd::{
 use super::disk::check_room;
 use super::runs::{HOLE_LENGTH, runs};
 use super::{PIECE_LENGTH, TransferError};
-use crate::nbd::{NbdError, NbdStore, NbdUrl, StatusExtent};
+use crate::nbd::{NbdConnection, NbdError, NbdUrl, StatusExtent};
 use crate::signature::{self, Occupied, Signature};
 
 /// How long a server may take to accept a connection with its handshake, and to end it.
@@ -23,7 +23,7 @@ const STATUS_LENGTH: u64 = 1 << 30;
 
 /// An export of an NBD server, over one connection.
 pub struct NbdDisk {
-    store: NbdStore,
+    store: NbdConnection,
     place: String,
     block_length: u64,
     /// Length of the data of one request.
@@ -74,7 +74,7 @@ impl NbdDisk {
     ) -> Result<Self, TransferError> {
         let contexts: Vec<_> =
             [BASE_ALLOCATION].into_iter().chain(bitmaps.iter().map(String::as_str)).collect();
-        let store = NbdStore::connect_with_contexts(url, &contexts, CONNECTION_LIMIT).await;
+        let store = NbdConnection::connect_with_contexts(url, &contexts, CONNECTION_LIMIT).await;
         let store = store.map_err(|error| match error {
             source @ (NbdError::Lost(_) | NbdError::Client(_) | NbdError::Closed) => {
                 TransferError::OpenExport { place: url.to_string(), source }

@@ -98,11 +98,11 @@ pub enum EndpointError {
 impl FromStr for Endpoint {
     type Err = EndpointError;
 
-    /// Parses `iscsi://…`, `nbd://…`, `nbd+unix://…`, or a path.
+    /// Parses `iscsi://…`, `nbd://…`, `nbds://…`, `nbd+unix://…`, or a path.
     fn from_str(text: &str) -> Result<Self, EndpointError> {
         match text.split_once("://") {
             Some(("iscsi" | "iscsis", _)) => Ok(Self::Iscsi(text.parse()?)),
-            Some(("nbd" | "nbd+unix", _)) => Ok(Self::Nbd(text.parse()?)),
+            Some(("nbd" | "nbds" | "nbd+unix", _)) => Ok(Self::Nbd(text.parse()?)),
             // The error omits the rest of the URL: text before an @ may be a password.
             Some((scheme, _)) if !scheme.contains('/') => {
                 Err(EndpointError::Scheme(format!("{scheme}://")))

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use sarsen_block::{BlockError, Extent, Store};
-use sarsen_initiator::nbd::{NbdStore, NbdUrl};
+use sarsen_initiator::nbd::{NbdConnection, NbdUrl};
 use sarsen_initiator::signature::{self, Occupied, Signature};
 use sarsen_initiator::transfer::{Disk, TransferError};
 use sarsen_initiator::{SessionOptions, Url};
@@ -46,7 +46,7 @@ async fn of_disk(url: &Url, options: &SessionOptions) -> Result<Vec<Signature>, 
 }
 
 async fn of_export(url: &NbdUrl) -> Result<Vec<Signature>, LoadError> {
-    let store = Arc::new(NbdStore::connect(url, CONNECTION_LIMIT).await?);
+    let store = Arc::new(NbdConnection::connect(url, CONNECTION_LIMIT).await?);
     let found = of_store(store.clone()).await.map_err(unreadable);
     store.disconnect(LEAVE_LIMIT).await;
     found

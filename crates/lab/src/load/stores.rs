@@ -16,8 +16,8 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use sarsen_block::io::LocalFuture;
 use sarsen_block::{BlockError, BlockSize, Buffer, Data, Durability, Extent, Io as Answer, Store};
-use sarsen_initiator::nbd::NbdStore;
-use sarsen_initiator::{IscsiStore, PathStatus, SessionOptions};
+use sarsen_initiator::nbd::NbdConnection;
+use sarsen_initiator::{IscsiStore, PathStatus, RemoteDisk as _, SessionOptions};
 use sarsen_io::cores::{self, FileEngine};
 use sarsen_node::stores::{CacheMode, FileOptions, FileStore, StoreError};
 use sarsen_wire::nbd::transmission;
@@ -65,7 +65,7 @@ async fn open(options: &LoadOptions, replays: bool) -> Result<Vec<Session>, Load
         Endpoint::Nbd(url) => {
             let mut connections = Vec::new();
             for _ in 0..sessions {
-                let store = Arc::new(NbdStore::connect(url, CONNECTION_LIMIT).await?);
+                let store = Arc::new(NbdConnection::connect(url, CONNECTION_LIMIT).await?);
                 let connection = Some(Connection::Nbd(store.clone()));
                 connections.push(Session { store, connection });
             }
@@ -120,7 +120,7 @@ struct Session {
 
 #[derive(Clone)]
 enum Connection {
-    Nbd(Arc<NbdStore>),
+    Nbd(Arc<NbdConnection>),
     Iscsi(Arc<IscsiStore>),
 }
 
@@ -144,7 +144,7 @@ impl Connection {
                 let (active, others): (Vec<_>, Vec<_>) =
                     store.paths().into_iter().partition(|path| path.is_active);
                 let portals = |paths: Vec<PathStatus>| {
-                    let all: Vec<_> = paths.iter().map(|path| path.portal.to_string()).collect();
+                    let all: Vec<_> = paths.into_iter().map(|path| path.portal).collect();
                     all.join(" ")
                 };
                 let facts = [("active paths", portals(active)), ("other paths", portals(others))];

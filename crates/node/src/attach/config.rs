@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use sarsen_initiator::PathSelector;
+use sarsen_initiator::{Chap, PathSelector, Url};
 use serde::{Deserialize, Serialize};
 
 use super::AttachError;
 use crate::config::AccountConfig;
-use crate::model::{PathWait, RemoteUrl, Words, words};
+use crate::model::{PathWait, RemotePlace, RemoteUrl, Words, words};
 
 /// How long requests wait for a path by default, before they fail: as long as those of open-iscsi.
 const DEFAULT_PATH_WAIT_MS: u64 = 120_000;
@@ -59,7 +59,7 @@ impl DiskKind {
 pub struct AttachmentConfig {
     /// Its name: letters, digits, `.`, `_` and `-`, up to 64.
     pub name: String,
-    /// The URL of the unit, without secrets.
+    /// The URL of the unit or of the export, without secrets.
     pub url: RemoteUrl,
     /// The kind of the disk. Default: ublk if the kernel has it, otherwise nbd.
     #[serde(
@@ -116,7 +116,8 @@ impl AttachmentConfig {
     /// Returns an error with the first mistake.
     pub fn check(&self) -> Result<(), AttachError> {
         check_name(&self.name)?;
-        let chap = &self.url.url().chap;
+        let no_users = Chap::default();
+        let chap = self.url.iscsi().map_or(&no_users, |url| &url.chap);
         let problem = match self {
             Self { kind: Some(kind), socket: None, .. } if kind.is_socket() => {
                 "socket: a disk of this kind needs a path; add --socket PATH, or socket = \"PATH\" in the file"
@@ -127,11 +128,25 @@ impl AttachmentConfig {
             Self { socket: Some(socket), .. } if !socket.is_absolute() => {
                 "socket: the path must be absolute"
             }
+            Self { secret_file, target_secret_file, .. }
+                if self.url.iscsi().is_none()
+                    && (secret_file.is_some() || target_secret_file.is_some()) =>
+            {
+                "secret-file, target-secret-file: an export of an NBD server has no users; remove the key"
+            }
             Self { secret_file: Some(_), .. } if chap.user.is_none() => {
                 "secret-file: the URL names no user; write iscsi://USER@HOST/TARGET/LUN"
             }
             Self { target_secret_file: Some(_), .. } if chap.target_user.is_none() => {
                 "target-secret-file: the URL names no target_user; add ?target_user=USER"
+            }
+            Self { initiator_name, only_these_portals, path_selector, .. }
+                if self.url.iscsi().is_none()
+                    && (initiator_name.is_some()
+                        || *only_these_portals
+                        || path_selector.is_some()) =>
+            {
+                "initiator-name, only-these-portals and path-selector are for units of iSCSI targets; an export of an NBD server has none of them"
             }
             _ => return Ok(()),
         };
@@ -150,7 +165,7 @@ impl AttachmentConfig {
                 ..AccountConfig::default()
             })
         };
-        let chap = &self.url.url().chap;
+        let Some(chap) = self.url.iscsi().map(|url| &url.chap) else { return Vec::new() };
         let user = account(&chap.user, &self.secret_file, SECRET_VARIABLE);
         let target = account(&chap.target_user, &self.target_secret_file, TARGET_SECRET_VARIABLE);
         user.into_iter().chain(target).collect()
@@ -162,13 +177,16 @@ impl AttachmentConfig {
     }
 }
 
-/// Returns the last part of the target's name, with the LUN if it is not 0.
+/// Returns the last part of the name of the target or of the export, with the LUN if it is not 0.
 fn default_name(url: &RemoteUrl) -> String {
-    let sarsen_initiator::Url { target, lun, .. } = url.url();
-    let last = target.rsplit([':', '/']).next().unwrap_or(target);
+    let (name, lun) = match url.place() {
+        RemotePlace::Iscsi(Url { target, lun, .. }) => (target, lun.to_string()),
+        RemotePlace::Nbd(url) => (&url.export, String::from("0")),
+    };
+    let last = name.rsplit([':', '/']).next().filter(|last| !last.is_empty()).unwrap_or("nbd");
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let name: String = last.chars().map(|c| if is_allowed(c) { c } else { '-' }).collect();
-    match lun.to_string().as_str() {
+    match lun.as_str() {
         "0" => name,
         lun => format!("{name}-{lun}"),
     }
@@ -245,6 +263,8 @@ mod tests {
             ("iscsi://h/iqn.2026-01.x:data/0", "data"),
             ("iscsi://h/iqn.2026-01.x:data/3", "data-3"),
             ("iscsi://h/iqn.2026-01.x/0", "iqn.2026-01.x"),
+            ("nbd://h/a/disk", "disk"),
+            ("nbd://h", "nbd"),
         ] {
             assert_eq!(default_name(&url.parse().unwrap()), name);
         }

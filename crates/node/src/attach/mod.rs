@@ -326,6 +326,7 @@ impl Attached {
             // A core that does not answer may never end, and this process must.
             std::mem::forget(cores.clone());
         }
+        let has_lost_nothing = remote.has_nothing_to_flush();
         let mut logged_out = remote.logged_out();
         drop((access, remote));
         let (done, answer) = mpsc::channel();
@@ -336,6 +337,7 @@ impl Attached {
         let _ = answer.recv_timeout(LOGOUT_LIMIT);
         let lost = match flushed {
             Ok(Ok(())) => None,
+            _ if has_lost_nothing => None,
             Ok(Err(error)) => Some(error.to_string()),
             Err(_) => Some("the last flush did not end in time".to_owned()),
         };

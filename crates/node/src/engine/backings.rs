@@ -323,7 +323,7 @@ impl Engine {
         let remote = self.shown().volumes.get(name)?.remote.upgrade()?;
         Some(VolumePaths {
             volume: name.to_owned(),
-            initiator_name: remote.initiator_name().to_owned(),
+            initiator_name: remote.initiator_name().map(ToOwned::to_owned),
             unit: remote.identifier(),
             paths: remote.paths(),
         })

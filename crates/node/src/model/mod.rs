@@ -59,7 +59,7 @@ pub use self::quantity::{
 pub(crate) use self::redirect::parse_host_and_port;
 pub use self::redirect::parse_redirect_address;
 pub(crate) use self::references::referred;
-pub use self::remote::RemoteUrl;
+pub use self::remote::{RemotePlace, RemoteUrl};
 pub(crate) use self::remote::{is_device_path, is_same_device, remote_device};
 pub use self::revision::Revision;
 pub use self::size::{parse_size, render_rounded, render_size};

@@ -1,30 +1,71 @@
-//! URLs of remote logical units, without secrets: users in them are names of accounts.
+//! URLs of remote disks: logical units of iSCSI targets, and exports of NBD servers. They have no secrets: users in them are names of
+//! accounts.
 
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
+use sarsen_initiator::nbd::{NbdPlace, NbdUrl};
 use sarsen_initiator::{Chap, Portal, Url};
 
 use super::text::written_as_text;
 
-/// The URL of a remote logical unit. Its user, and its `target_user`, are names of accounts.
+/// What begins the URL of a remote disk.
+const SCHEMES: &[&str] = &["iscsi://", "iscsis://", "nbd://", "nbds://", "nbd+unix://"];
+
+/// The URL of a remote disk. Its user, and its `target_user`, are names of accounts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteUrl {
     text: String,
-    url: Url,
+    place: RemotePlace,
+}
+
+/// Where a remote disk is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RemotePlace {
+    /// A logical unit, without the secrets of its users.
+    Iscsi(Url),
+    /// An export.
+    Nbd(NbdUrl),
 }
 
 impl RemoteUrl {
-    /// Returns the URL without the secrets of its users.
-    pub fn url(&self) -> &Url {
-        &self.url
+    /// Returns where the disk is.
+    pub fn place(&self) -> &RemotePlace {
+        &self.place
     }
 
-    /// Returns the unit at each portal, as a text that is the same one for the same unit there.
-    pub(crate) fn places(&self) -> impl Iterator<Item = String> {
-        let Url { portals, target, lun, .. } = &self.url;
-        portals.iter().map(move |portal| format!("iscsi://{portal}/{target}/{lun}"))
+    /// Returns the URL of a logical unit, if it is one.
+    pub fn iscsi(&self) -> Option<&Url> {
+        match &self.place {
+            RemotePlace::Iscsi(url) => Some(url),
+            RemotePlace::Nbd(_) => None,
+        }
+    }
+
+    /// Returns the disk at each portal, as a text that is the same one for the same disk there.
+    pub(crate) fn places(&self) -> Vec<String> {
+        match &self.place {
+            RemotePlace::Iscsi(Url { portals, target, lun, .. }) => {
+                let place = |portal: &Portal| format!("iscsi://{portal}/{target}/{lun}");
+                portals.iter().map(place).collect()
+            }
+            RemotePlace::Nbd(url) => {
+                let mut url = url.clone();
+                if let NbdPlace::Host(portal) = &mut url.place {
+                    portal.tls = None;
+                }
+                vec![url.to_string()]
+            }
+        }
+    }
+
+    /// Returns the name of the disk at its server: the same one through every portal.
+    pub(crate) fn disk_name(&self) -> String {
+        match &self.place {
+            RemotePlace::Iscsi(Url { target, lun, .. }) => format!("{target}/{lun}"),
+            RemotePlace::Nbd(url) => url.export.clone(),
+        }
     }
 
     /// Returns its text.
@@ -34,8 +75,9 @@ impl RemoteUrl {
 
     /// Returns the names of the accounts.
     pub(crate) fn accounts(&self) -> impl Iterator<Item = &str> {
-        let chap = &self.url.chap;
-        chap.user.iter().chain(&chap.target_user).map(String::as_str)
+        let chap = self.iscsi().map(|url| &url.chap);
+        let users = chap.into_iter().flat_map(|chap| chap.user.iter().chain(&chap.target_user));
+        users.map(String::as_str)
     }
 
     /// Replaces the name of an account, if the URL can have the new one there and stays the same otherwise.
@@ -56,20 +98,23 @@ impl RemoteUrl {
         else {
             return;
         };
-        let mut expected = self.url.clone();
-        let Chap { user, target_user, .. } = &mut expected.chap;
-        for name in [user, target_user].into_iter().flatten().filter(|name| *name == old) {
-            new.clone_into(name);
+        let mut expected = self.place.clone();
+        if let RemotePlace::Iscsi(Url { chap: Chap { user, target_user, .. }, .. }) = &mut expected
+        {
+            for name in [user, target_user].into_iter().flatten().filter(|name| *name == old) {
+                new.clone_into(name);
+            }
         }
         // A name could contain what looks like another server.
-        if renamed.url == expected {
+        if renamed.place == expected {
             *self = renamed;
         }
     }
 
     /// Returns the URL with more portals, in the form of [`sarsen_initiator::Portal`]'s text. Its own text stays.
     pub(crate) fn with_portals(&self, portals: &[String]) -> Self {
-        let mut url = self.url.clone();
+        let RemotePlace::Iscsi(url) = &self.place else { return self.clone() };
+        let mut url = url.clone();
         let tls = url.portal().tls.clone();
         for portal in portals.iter().filter_map(|portal| portal.parse::<Portal>().ok()) {
             let portal = Portal { tls: tls.clone(), ..portal };
@@ -77,13 +122,18 @@ impl RemoteUrl {
                 url.portals.push(portal);
             }
         }
-        Self { text: self.text.clone(), url }
+        Self { text: self.text.clone(), place: RemotePlace::Iscsi(url) }
     }
 
     /// Returns whether both lead to the same unit, through the same portals: only the accounts may differ.
     pub(crate) fn is_same_place(&self, other: &Self) -> bool {
-        let place = |url: &Url| Url { chap: Chap::default(), ..url.clone() };
-        place(&self.url) == place(&other.url)
+        match (&self.place, &other.place) {
+            (RemotePlace::Iscsi(one), RemotePlace::Iscsi(other)) => {
+                let place = |url: &Url| Url { chap: Chap::default(), ..url.clone() };
+                place(one) == place(other)
+            }
+            (one, other) => one == other,
+        }
     }
 }
 
@@ -97,15 +147,30 @@ impl FromStr for RemoteUrl {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        if text.starts_with("nbd") {
+            let url: NbdUrl = text.parse().map_err(|error| format!("{error}"))?;
+            if let NbdPlace::Socket(path) = &url.place
+                && !path.is_absolute()
+            {
+                return Err(format!(
+                    "the path of the socket must be absolute, and {} is not",
+                    path.display()
+                ));
+            }
+            return Ok(Self { text: text.to_owned(), place: RemotePlace::Nbd(url) });
+        }
         let url: Url = text.parse().map_err(|error| {
-            format!("{error}; a remote volume is iscsi://[ACCOUNT@]HOST[:PORT][,HOST[:PORT]...]/TARGET/LUN")
+            format!(
+                "{error}; a remote volume is iscsi://[ACCOUNT@]HOST[:PORT][,HOST[:PORT]...]/TARGET/LUN or \
+                 nbd://HOST[:PORT]/EXPORT"
+            )
         })?;
         if url.chap.secret.is_some() || url.chap.target_secret.is_some() {
             return Err("a URL in a configuration has no secret: write iscsi://ACCOUNT@HOST/TARGET/LUN, and \
                         create the account with its secret"
                 .to_owned());
         }
-        Ok(Self { text: text.to_owned(), url })
+        Ok(Self { text: text.to_owned(), place: RemotePlace::Iscsi(url) })
     }
 }
 
@@ -114,7 +179,7 @@ written_as_text!(RemoteUrl);
 /// Returns the URL that a device of a pool has in the place of a path, or why it is none; `None` for a path.
 pub(crate) fn remote_device(device: &Path) -> Option<Result<RemoteUrl, String>> {
     let text = device.to_str()?;
-    ["iscsi://", "iscsis://"].iter().any(|scheme| text.starts_with(scheme)).then(|| text.parse())
+    SCHEMES.iter().any(|scheme| text.starts_with(scheme)).then(|| text.parse())
 }
 
 /// Returns whether two devices of pools are one: they have one path, or a portal and a unit there in common.
@@ -125,7 +190,7 @@ pub(crate) fn is_same_device(one: &Path, other: &Path) -> bool {
     let (Some(Ok(one)), Some(Ok(other))) = (remote_device(one), remote_device(other)) else {
         return false;
     };
-    one.places().any(|place| other.places().any(|other| place == other))
+    one.places().iter().any(|place| other.places().contains(place))
 }
 
 /// Returns whether a device of a pool is an absolute path or a URL.
@@ -155,8 +220,29 @@ mod tests {
         let portals = ["192.0.2.1:3260", "[2001:db8::1]:3261"].map(str::to_owned);
         let more = url.with_portals(&portals);
         assert_eq!(more.to_string(), text);
-        assert_eq!(more.url().portals.iter().map(ToString::to_string).collect::<Vec<_>>(), portals);
+        let known = more.iscsi().map(|url| &url.portals).into_iter().flatten();
+        assert_eq!(known.map(ToString::to_string).collect::<Vec<_>>(), portals);
         assert_eq!(url.with_portals(&[]), url);
+    }
+
+    #[test]
+    fn an_export_is_one_device_with_and_without_tls() {
+        let device = |text: &str| Path::new(text).to_owned();
+        for (one, other, is_same) in [
+            ("nbd://h/x", "nbds://h:10809/x?ca=/ca.pem", true),
+            ("nbd://h/x", "nbd://h/y", false),
+            ("nbd://h/x", "iscsi://h:10809/x/0", false),
+            ("nbd+unix:///x?socket=/s", "nbd+unix:///x?socket=%2Fs", true),
+        ] {
+            assert_eq!(is_same_device(&device(one), &device(other)), is_same, "{one} {other}");
+        }
+        let mut url: RemoteUrl = "nbd://h/x".parse().expect("valid");
+        url.rename_account("h", "x");
+        assert_eq!((url.to_string().as_str(), url.accounts().count()), ("nbd://h/x", 0));
+        assert!(url.is_same_place(&"nbd://h:10809/x".parse().expect("valid")));
+        for text in ["nbdx://h/x", "nbd+unix:///x?socket=s"] {
+            assert!(text.parse::<RemoteUrl>().is_err(), "{text}");
+        }
     }
 
     #[test]

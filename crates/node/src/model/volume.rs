@@ -84,9 +84,9 @@ pub struct Volume {
     /// The pool from which the volume gets its space. It implies `store = "pool"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
-    /// The logical unit of another server that the volume is: `iscsi://[ACCOUNT@]HOST[:PORT][,HOST[:PORT]...]/TARGET/LUN`, with
-    /// each portal as a path, or `iscsis://` with `?ca=FILE`. It implies `store = "remote"`. Only this server may write to the
-    /// unit.
+    /// The disk of another server that the volume is: `iscsi://[ACCOUNT@]HOST[:PORT][,HOST[:PORT]...]/TARGET/LUN`, with each
+    /// portal as a path; `nbd://HOST[:PORT]/EXPORT`, or `nbd+unix:///EXPORT?socket=PATH`; with TLS `iscsis://` or `nbds://` and
+    /// `?ca=FILE`. It implies `store = "remote"`. Only this server may write to the disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub remote: Option<Box<RemoteUrl>>,
@@ -348,6 +348,7 @@ impl Volume {
         let is_read_only_file = is_file && self.is_read_only();
         let is_in_pool = self.store == StoreKind::Pool;
         let is_remote = self.store == StoreKind::Remote;
+        let is_export = self.remote.as_ref().is_some_and(|url| url.iscsi().is_none());
         let has_own_layout = is_in_pool && self.clone_of.is_none() && self.snapshot.is_none();
         let refused = [
             (
@@ -370,18 +371,18 @@ impl Volume {
             ),
             (
                 "initiator-name",
-                self.initiator_name.is_some() && !is_remote,
-                "only a remote volume logs in with a name; remove the key",
+                self.initiator_name.is_some() && (!is_remote || is_export),
+                "initiator-name: only a remote volume of an iSCSI target logs in with a name; remove the key",
             ),
             (
                 "only-these-portals",
-                self.only_these_portals && !is_remote,
-                "only-these-portals: only a remote volume has paths; remove the key",
+                self.only_these_portals && (!is_remote || is_export),
+                "only-these-portals: only a remote volume of an iSCSI target has portals; remove the key",
             ),
             (
                 "path-selector",
-                self.path_selector.is_some() && !is_remote,
-                "path-selector: only a remote volume has paths; remove the key",
+                self.path_selector.is_some() && (!is_remote || is_export),
+                "path-selector: only a remote volume of an iSCSI target has several paths; remove the key",
             ),
             (
                 "path-wait",

@@ -1,15 +1,16 @@
-//! Logical units of other servers: see docs/decisions/0021-remote-volumes.md.
+//! Disks of other servers: logical units (docs/decisions/0021-remote-volumes.md) and exports (docs/decisions/0023-nbd-remotes.md).
 
 use std::fmt::Write as _;
-use std::io;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+use std::{fs, io};
 
 use parking_lot::Mutex;
-use sarsen_block::{Layer, Reply, Request, Store};
+use sarsen_block::{Layer, LocalFuture, Reply, Request, Store};
+use sarsen_initiator::nbd::{NbdError, NbdOptions, NbdPlace, NbdStore, NbdUrl};
 use sarsen_initiator::{
-    IscsiStore, LOGICAL_UNIT_NOT_SUPPORTED, PathSelector, PathStatus, SessionError, SessionOptions,
-    Url,
+    IscsiStore, LOGICAL_UNIT_NOT_SUPPORTED, PathSelector, PathStatus, RemoteDisk, SessionError,
+    SessionOptions, Url,
 };
 use sarsen_io::name_lock::NameLock;
 use sarsen_scsi::{MetadataKind, MetadataStore};
@@ -17,12 +18,11 @@ use sarsen_volume::{Aspect, Health, VolumeHealth};
 use sarsen_wire::iscsi::Isid;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
-use tracing::warn;
 
 use super::on_cores::now;
 use super::{MarkRule, OpenMode, StoreCores, StoreError};
 use crate::config::{AccountConfig, VolumeConfig};
-use crate::model::{PathWait, RemoteUrl};
+use crate::model::{PathWait, RemotePlace, RemoteUrl};
 use crate::schema::VolumePath;
 
 /// How long commands wait for a path by default. Initiators abort a command after 30 seconds or later.
@@ -46,7 +46,7 @@ pub(crate) struct RemoteAccess {
     pub(crate) accounts: Arc<Mutex<Vec<AccountConfig>>>,
 }
 
-/// A remote logical unit that is to be opened.
+/// A remote disk that is to be opened.
 pub(crate) struct RemoteUnit<'a> {
     pub(crate) url: &'a RemoteUrl,
     /// The text from which the ISIDs are derived.
@@ -73,13 +73,14 @@ impl<'a> RemoteUnit<'a> {
     }
 }
 
-/// A remote logical unit. When this is dropped, its sessions log out.
+/// A remote disk. When this is dropped, its sessions log out, or its connections end.
 pub(crate) struct RemoteStore {
-    unit: Arc<IscsiStore>,
+    disk: Arc<dyn RemoteDisk>,
     inner: Arc<dyn Store>,
     cores: StoreCores,
     number: usize,
-    initiator_name: String,
+    /// `None` for an export.
+    initiator_name: Option<String>,
     url: String,
     /// Held until the sessions have logged out.
     locks: Vec<NameLock>,
@@ -87,43 +88,45 @@ pub(crate) struct RemoteStore {
 }
 
 impl RemoteStore {
-    /// Logs in, examines the unit, and watches its paths from then on. Blocks the thread, which must not be a core.
+    /// Connects to the disk, examines it, and watches its paths from then on. Blocks the thread, which must not be a core.
     pub(crate) fn open(
         remote: &RemoteUnit<'_>,
         access: &RemoteAccess,
     ) -> Result<(Arc<Self>, Arc<Health>), StoreError> {
         let name = remote.url.to_string();
-        let options = options(remote, &access.machine);
-        let number = usize::from(options.isid.0[5]);
-        let url = url(remote.url, access)?;
-        let initiator_name = options.initiator_name.clone();
         // Before the login, which would end the sessions of another program.
-        let locks = remote.url.places().map(|place| lock(remote.url, &place));
+        let mut places = remote.url.places();
+        if let RemotePlace::Nbd(url) = remote.url.place()
+            && let NbdPlace::Socket(path) = &url.place
+            && let Ok(path) = fs::canonicalize(path)
+        {
+            // A socket may be reached by several paths.
+            places = vec![NbdUrl { place: NbdPlace::Socket(path), ..url.clone() }.to_string()];
+        }
+        let locks = places.iter().map(|place| lock(remote.url, place));
         let locks = locks.collect::<Result<Vec<_>, _>>()?;
+        let connector = Connector::of(remote, access)?;
+        let (number, initiator_name) = (connector.core_number(), connector.initiator_name());
         let place = name.clone();
-        let unit = access.cores.run_by(number, move || async move {
-            let failed = |source| StoreError::remote(&place, &options.initiator_name, &source);
-            let unit = IscsiStore::connect(&url, &options).await.map_err(failed)?;
-            // A login ends the session that an earlier run of this server may have had through its portal.
-            unit.attempt_paths(LOGIN_LIMIT).await;
-            unit.end_earlier_sessions(&url, &options).await;
-            let unit = Arc::new(unit);
-            let health = Arc::new(Health::new(unit.status().clone()));
-            let watch = watch(Arc::downgrade(&unit), Arc::downgrade(&health), place);
+        let opened = access.cores.run_by(number, move || async move {
+            let disk = connector.connect(&place).await?;
+            let health = Arc::new(Health::new(disk.status().clone()));
+            let watch = watch(Arc::downgrade(&disk), Arc::downgrade(&health), place);
             tokio::task::spawn_local(watch);
-            Ok((unit, health))
+            Ok((disk, health))
         });
-        let (unit, health) = unit?;
-        let (inner, cores) = (unit.clone(), access.cores.clone());
+        let (disk, health) = opened?;
+        let (inner, cores) = (disk.clone(), access.cores.clone());
         // From here on, the end of the store logs out.
         let logged_out = watch::Sender::new(false);
         let url = name.clone();
-        let mut store = Self { unit, inner, cores, number, initiator_name, url, locks, logged_out };
-        let identifier = store.identifier();
-        let unit = identifier
-            .unwrap_or_else(|| format!("{}/{}", remote.url.url().target, remote.url.url().lun));
-        store.locks.push(lock(remote.url, &unit)?);
-        if store.unit.characteristics().read_only && !remote.read_only {
+        let mut store = Self { disk, inner, cores, number, initiator_name, url, locks, logged_out };
+        // An export has no other name than its place.
+        if let RemotePlace::Iscsi(_) = remote.url.place() {
+            let unit = store.identifier().unwrap_or_else(|| remote.url.disk_name());
+            store.locks.push(lock(remote.url, &unit)?);
+        }
+        if store.disk.characteristics().read_only && !remote.read_only {
             let problem = "is read-only: a volume or an attachment of it must be read-only";
             return Err(StoreError::RemoteUnit { url: name, problem: problem.into() });
         }
@@ -132,38 +135,38 @@ impl RemoteStore {
 
     /// Returns whether its end loses nothing if it is not flushed: it has no writes since the last flush.
     pub(crate) fn has_nothing_to_flush(&self) -> bool {
-        !self.unit.paths().iter().any(|path| path.is_active) && !self.unit.has_kept_writes()
+        !self.disk.has_kept_writes()
     }
 
     /// Returns whether a path to the unit works.
     pub(super) fn is_reachable(&self) -> bool {
-        self.unit.paths().iter().any(|path| path.entry.is_some())
+        self.disk.paths().iter().any(|path| path.entry.is_some())
     }
 
     /// Returns its paths, for reports.
     pub(crate) fn paths(&self) -> Vec<VolumePath> {
         let path = |PathStatus { portal, entry, is_active, failure }: PathStatus| VolumePath {
-            portal: portal.to_string(),
-            logged_in_at: entry.map(|entry| entry.to_string()),
+            portal,
+            logged_in_at: entry,
             is_active,
-            problem: failure.map(|failure| failure.to_string()),
+            problem: failure,
         };
-        self.unit.paths().into_iter().map(path).collect()
+        self.disk.paths().into_iter().map(path).collect()
     }
 
-    /// Returns the name with which it logs in.
-    pub(crate) fn initiator_name(&self) -> &str {
-        &self.initiator_name
+    /// Returns the name with which it logs in, if it does.
+    pub(crate) fn initiator_name(&self) -> Option<&str> {
+        self.initiator_name.as_deref()
     }
 
     /// Returns the health of its paths.
     pub(crate) fn path_health(&self) -> VolumeHealth {
-        health_of(&self.unit, &self.url)
+        health_of(&*self.disk, &self.url)
     }
 
     /// Waits for the next change of its paths after this call.
-    pub(crate) fn paths_changed(&self) -> impl Future<Output = ()> + use<> {
-        self.unit.paths_changed()
+    pub(crate) fn paths_changed(&self) -> LocalFuture<()> {
+        self.disk.paths_changed()
     }
 
     /// Returns a value that changes to true when the sessions have logged out, after this was dropped.
@@ -171,9 +174,9 @@ impl RemoteStore {
         self.logged_out.subscribe()
     }
 
-    /// Returns the identifier of the unit.
+    /// Returns the identifier of the disk, if it has one.
     pub(crate) fn identifier(&self) -> Option<String> {
-        self.unit.identifier()
+        self.disk.identifier()
     }
 }
 
@@ -193,13 +196,11 @@ impl Layer for RemoteStore {
 
 impl Drop for RemoteStore {
     fn drop(&mut self) {
-        let (unit, locks) = (self.unit.clone(), std::mem::take(&mut self.locks));
+        let (disk, locks) = (self.disk.clone(), std::mem::take(&mut self.locks));
         let logged_out = self.logged_out.clone();
         self.cores.spawn_by(self.number, move || async move {
             let _locked = locks;
-            if let Err(error) = unit.logout().await {
-                warn!(%error, "a session of a remote volume did not log out");
-            }
+            disk.leave().await;
             logged_out.send_replace(true);
         });
     }
@@ -252,8 +253,66 @@ pub(crate) fn check_unit(
     }
 }
 
+/// The URL of a remote disk, and the options with which it is connected.
+enum Connector {
+    Iscsi(Url, Box<SessionOptions>),
+    Nbd(NbdUrl, NbdOptions),
+}
+
+impl Connector {
+    fn of(remote: &RemoteUnit<'_>, access: &RemoteAccess) -> Result<Self, StoreError> {
+        match remote.url.place() {
+            RemotePlace::Iscsi(url) => {
+                let options = options(remote, &access.machine);
+                Ok(Self::Iscsi(with_secrets(url, remote.url, access)?, Box::new(options)))
+            }
+            RemotePlace::Nbd(url) => {
+                let options =
+                    NbdOptions { reconnect_limit: path_wait(remote), ..NbdOptions::default() };
+                Ok(Self::Nbd(url.clone(), options))
+            }
+        }
+    }
+
+    /// Returns a number that chooses the core which drives the connections.
+    fn core_number(&self) -> usize {
+        match self {
+            Self::Iscsi(_, options) => usize::from(options.isid.0[5]),
+            Self::Nbd(url, _) => usize::from(Sha256::digest(url.to_string())[0]),
+        }
+    }
+
+    fn initiator_name(&self) -> Option<String> {
+        match self {
+            Self::Iscsi(_, options) => Some(options.initiator_name.clone()),
+            Self::Nbd(..) => None,
+        }
+    }
+
+    /// Connects to the disk. Errors name it by `place`.
+    async fn connect(self, place: &str) -> Result<Arc<dyn RemoteDisk>, StoreError> {
+        match self {
+            Self::Iscsi(url, options) => {
+                let failed = |source| StoreError::remote(place, &options.initiator_name, &source);
+                let unit = IscsiStore::connect(&url, &options).await.map_err(failed)?;
+                // A login ends the session that an earlier run of this server may have had through its portal.
+                unit.attempt_paths(LOGIN_LIMIT).await;
+                unit.end_earlier_sessions(&url, &options).await;
+                Ok(Arc::new(unit))
+            }
+            Self::Nbd(url, options) => {
+                let failed = |source: NbdError| {
+                    let problem = format!("cannot be used: {}", source.reason());
+                    StoreError::RemoteUnit { url: place.to_owned(), problem }
+                };
+                Ok(Arc::new(NbdStore::connect(&url, options).await.map_err(failed)?))
+            }
+        }
+    }
+}
+
 /// Returns the URL with the secrets of its accounts.
-fn url(remote: &RemoteUrl, access: &RemoteAccess) -> Result<Url, StoreError> {
+fn with_secrets(url: &Url, remote: &RemoteUrl, access: &RemoteAccess) -> Result<Url, StoreError> {
     let secret = |name: &Option<String>| {
         let Some(name) = name else { return Ok(None) };
         let accounts = access.accounts.lock();
@@ -268,7 +327,7 @@ fn url(remote: &RemoteUrl, access: &RemoteAccess) -> Result<Url, StoreError> {
             problem: format!("cannot be used: {problem}"),
         })
     };
-    let mut url = remote.url().clone();
+    let mut url = url.clone();
     url.chap.secret = secret(&url.chap.user)?;
     url.chap.target_secret = secret(&url.chap.target_user)?;
     Ok(url)
@@ -295,17 +354,20 @@ fn hexadecimal(prefix: &str, bytes: &[u8]) -> String {
     })
 }
 
+fn path_wait(remote: &RemoteUnit<'_>) -> Duration {
+    remote.path_wait.map_or(DEFAULT_PATH_WAIT, |wait| wait.duration())
+}
+
 fn options(remote: &RemoteUnit<'_>, machine: &str) -> SessionOptions {
     let own_name = || hexadecimal(INITIATOR_PREFIX, &Sha256::digest(machine)[..6]);
     let digest = Sha256::digest(format!("{machine}/{}", remote.identity));
     // The random format (RFC 7143 §11.12.5). It is the same one after a restart.
     let mut isid = [0x80; 6];
     isid[1..].copy_from_slice(&digest[..5]);
-    let wait = remote.path_wait.map_or(DEFAULT_PATH_WAIT, |wait| wait.duration());
     SessionOptions {
         initiator_name: remote.initiator_name.map_or_else(own_name, ToOwned::to_owned),
         isid: Isid(isid),
-        reconnect_limit: Some(wait),
+        reconnect_limit: Some(path_wait(remote)),
         discovers_portals: !remote.only_these_portals,
         path_selector: remote.path_selector.unwrap_or_default(),
         answer_limit: LOGIN_LIMIT,
@@ -314,12 +376,12 @@ fn options(remote: &RemoteUnit<'_>, machine: &str) -> SessionOptions {
 }
 
 /// Reports the state of the paths as the health of the volume, until the store is dropped.
-async fn watch(unit: Weak<IscsiStore>, health: Weak<Health>, url: String) {
+async fn watch(disk: Weak<dyn RemoteDisk>, health: Weak<Health>, url: String) {
     loop {
         let changed = {
-            let (Some(unit), Some(health)) = (unit.upgrade(), health.upgrade()) else { return };
-            let changed = unit.paths_changed();
-            health.report(Aspect::Backing, with_remedy(health_of(&unit, &url)));
+            let (Some(disk), Some(health)) = (disk.upgrade(), health.upgrade()) else { return };
+            let changed = disk.paths_changed();
+            health.report(Aspect::Backing, with_remedy(health_of(&*disk, &url)));
             changed
         };
         changed.await;
@@ -339,8 +401,8 @@ fn with_remedy(health: VolumeHealth) -> VolumeHealth {
     }
 }
 
-fn health_of(unit: &IscsiStore, url: &str) -> VolumeHealth {
-    let paths = unit.paths();
+fn health_of(disk: &dyn RemoteDisk, url: &str) -> VolumeHealth {
+    let paths = disk.paths();
     let (count, left) = (paths.len(), paths.iter().filter(|path| path.is_active).count());
     let is_as_it_should_be = |path: &&PathStatus| path.entry.as_ref() == Some(&path.portal);
     let unusable = || {
@@ -356,7 +418,7 @@ fn health_of(unit: &IscsiStore, url: &str) -> VolumeHealth {
             });
         unusable.collect::<Vec<_>>().join("; ")
     };
-    if unit.is_down() {
+    if disk.is_down() {
         let reason = format!("is out of service: no path to {url} works ({})", unusable());
         return VolumeHealth::OutOfService { reason };
     }

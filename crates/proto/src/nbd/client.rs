@@ -12,7 +12,7 @@ mod tests;
 
 use std::collections::VecDeque;
 
-use sarsen_block::Buffer;
+use sarsen_block::{Buffer, Payload};
 use sarsen_wire::nbd::{
     self, CommandCode, DEFAULT_MAX_PAYLOAD, ErrorCode, FUA, NO_HOLE, REQUEST_MAGIC, ReplyCode,
     transmission,
@@ -85,6 +85,19 @@ pub enum ClientError {
     /// A reply to a request that is not open.
     #[error("a reply to request {0:#x}, which is not open")]
     UnknownCookie(u64),
+    /// The server has no TLS, or refuses it.
+    #[error(
+        "the server refuses TLS ({reply:?}){message}: start it with a certificate, or use nbd:// in a trusted network"
+    )]
+    NoTls {
+        /// The error in the reply.
+        reply: ReplyCode,
+        /// The server's message after a colon, or an empty string.
+        message: String,
+    },
+    /// The server sent bytes before the TLS handshake that it could only have sent after it.
+    #[error("the server sent data before the TLS handshake")]
+    DataBeforeTls,
     /// The owner has abandoned the connection.
     #[error("the connection was given up")]
     Abandoned,
@@ -137,7 +150,7 @@ pub enum Request {
         /// Offset of the first byte.
         offset: u64,
         /// The data: less than 4 GiB.
-        data: Buffer,
+        data: Payload,
         /// Whether the data must be on stable storage before the answer (FUA).
         durable: bool,
     },
@@ -203,6 +216,8 @@ pub struct RequestError {
 /// An event for the owner.
 #[derive(Debug)]
 pub enum Event<T> {
+    /// The owner must perform the TLS handshake now. What follows in both directions is encrypted.
+    StartTls,
     /// The handshake is complete. Requests may be sent.
     Ready(Export),
     /// A request has ended.
@@ -265,6 +280,13 @@ impl<T> Client<T> {
             structured: false,
             contexts: Vec::new(),
         })
+    }
+
+    /// Encrypts the connection before anything is asked of the server: see [`Event::StartTls`]. Permitted only before the first input.
+    pub fn require_tls(&mut self) {
+        if let Phase::Handshake(handshake) = &mut self.phase {
+            handshake.require_tls();
+        }
     }
 
     /// Returns the names of the selected contexts, in the order in which the owner asked for them.
@@ -384,11 +406,17 @@ impl<T> Client<T> {
         };
         let step = handshake.handle(message, &mut self.output)?;
         self.partial.clear();
-        if let Step::Ready(export) = step {
-            self.structured = handshake.is_structured();
-            self.contexts = handshake.take_contexts();
-            self.phase = Phase::Transmission(Incoming::Head);
-            self.events.push_back(Event::Ready(export));
+        match step {
+            Step::More => {}
+            // The next options wait in the output for the encrypted stream.
+            Step::StartTls if !input.is_empty() => return Err(ClientError::DataBeforeTls),
+            Step::StartTls => self.events.push_back(Event::StartTls),
+            Step::Ready(export) => {
+                self.structured = handshake.is_structured();
+                self.contexts = handshake.take_contexts();
+                self.phase = Phase::Transmission(Incoming::Head);
+                self.events.push_back(Event::Ready(export));
+            }
         }
         Ok(Received::Complete)
     }

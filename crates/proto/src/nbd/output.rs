@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use sarsen_block::{Data, Piece};
+use sarsen_block::{Data, Payload, Piece};
 
 /// Maximum length of payloads that are copied. A copy is cheaper than a piece for each.
 const COPY_LIMIT: usize = 1024;
@@ -14,14 +14,18 @@ const PAYLOAD_ENTRY: usize = size_of::<Run>();
 
 enum Run {
     Heads(Vec<u8>),
-    Payload(Data),
+    /// The data of a reply.
+    Data(Data),
+    /// The data of a write, which may have other owners.
+    Payload(Payload),
 }
 
 impl Run {
     fn len(&self) -> usize {
         match self {
             Self::Heads(bytes) => bytes.len(),
-            Self::Payload(data) => data.len(),
+            Self::Data(data) => data.len(),
+            Self::Payload(payload) => payload.len(),
         }
     }
 
@@ -29,7 +33,8 @@ impl Run {
     fn memory(&self) -> usize {
         match self {
             Self::Heads(bytes) => bytes.len(),
-            Self::Payload(data) => data.memory() + PAYLOAD_ENTRY,
+            Self::Data(data) => data.memory() + PAYLOAD_ENTRY,
+            Self::Payload(payload) => payload.memory() + PAYLOAD_ENTRY,
         }
     }
 }
@@ -62,8 +67,17 @@ impl Output {
         }
     }
 
-    /// Appends the data of a write, or of a reply to a read.
-    pub fn push_payload(&mut self, data: impl Into<Data>) {
+    /// Appends the data of a write.
+    pub fn push_payload(&mut self, payload: Payload) {
+        match payload.len() {
+            0 => {}
+            length if length <= COPY_LIMIT => self.push(&payload),
+            _ => self.push_run(Run::Payload(payload)),
+        }
+    }
+
+    /// Appends the data of a reply to a read.
+    pub fn push_data(&mut self, data: impl Into<Data>) {
         let data = data.into();
         match data.len() {
             0 => {}
@@ -73,12 +87,13 @@ impl Output {
                 heads.resize(start + length, 0);
                 data.copy_out(0, &mut heads[start..]);
             }
-            _ => {
-                let run = Run::Payload(data);
-                self.memory += run.memory();
-                self.runs.push_back(run);
-            }
+            _ => self.push_run(Run::Data(data)),
         }
+    }
+
+    fn push_run(&mut self, run: Run) {
+        self.memory += run.memory();
+        self.runs.push_back(run);
     }
 
     /// Returns the run of heads that takes the next `length` bytes, and counts these bytes.
@@ -104,7 +119,8 @@ impl Output {
             while at < run.len() && into.len() < limit {
                 let piece = match run {
                     Run::Heads(bytes) => Piece::Bytes(&bytes[at..]),
-                    Run::Payload(data) => data.piece(at, data.len() - at),
+                    Run::Data(data) => data.piece(at, data.len() - at),
+                    Run::Payload(payload) => Piece::Bytes(&payload[at..]),
                 };
                 at += match &piece {
                     Piece::Bytes(bytes) => bytes.len(),
@@ -163,12 +179,16 @@ mod tests {
         for step in [1, 7, 1000, 100_000, usize::MAX] {
             let mut output = Output::default();
             output.push(b"head");
-            output.push_payload(Buffer::copy_of(&[1; 100]));
-            output.push_payload(Buffer::copy_of(&[2; 5000]));
-            output.push_payload(Data::Zeroes(150_000));
-            output.push_payload(Data::empty());
+            output.push_data(Buffer::copy_of(&[1; 100]));
+            output.push_data(Buffer::copy_of(&[2; 5000]));
+            output.push_data(Data::Zeroes(150_000));
+            output.push_data(Data::empty());
+            output.push_payload(Buffer::copy_of(&[3; 100]).into());
+            output.push_payload(Buffer::copy_of(&[4; 5000]).into());
             output.push(b"tail");
-            let wanted = [&b"head"[..], &[1; 100], &[2; 5000], &vec![0; 150_000], b"tail"];
+            let zeroes = vec![0; 150_000];
+            let wanted =
+                [&b"head"[..], &[1; 100], &[2; 5000], &zeroes, &[3; 100], &[4; 5000], b"tail"];
             assert!(drain(&mut output, step) == wanted.concat(), "{step}");
         }
     }

@@ -17,7 +17,7 @@ use sarsen_io::process::spawn_dependent;
 use super::super::TransferError;
 use super::super::ends::file_failed;
 use super::{ImageError, ImageFormat, References, blocking, references};
-use crate::nbd::{NbdPlace, NbdStore, NbdUrl};
+use crate::nbd::{NbdConnection, NbdPlace, NbdUrl};
 
 const CHECK_PROGRAM: &str = "qemu-img";
 const SERVE_PROGRAM: &str = "qemu-nbd";
@@ -39,7 +39,7 @@ const SHELL_SCRIPT: &str =
 
 /// A `qemu-nbd` with one image.
 pub(super) struct Server {
-    store: NbdStore,
+    store: NbdConnection,
     process: Process,
 }
 
@@ -75,7 +75,7 @@ impl Server {
         folder.close().map_err(&failed)?;
         let mut process = image.serve(&options, listener).map_err(&failed)?;
         let url = NbdUrl { place: NbdPlace::Socket(socket), export: String::new() };
-        match NbdStore::connect_over(stream, &url, START_LIMIT).await {
+        match NbdConnection::connect_over(stream, &url, START_LIMIT).await {
             Ok(store) => Ok(Self { store, process }),
             Err(error) => {
                 let message = process.end(&error.to_string());

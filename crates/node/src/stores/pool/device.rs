@@ -51,7 +51,7 @@ impl Device {
                 let unit = RemoteUnit {
                     url: &url,
                     // It must be the same one for each server of this machine that opens the device.
-                    identity: &format!("{}/{}", url.url().target, url.url().lun),
+                    identity: &url.disk_name(),
                     initiator_name: config.initiator_name.as_deref(),
                     only_these_portals: false,
                     path_selector: None,

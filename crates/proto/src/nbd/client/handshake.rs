@@ -1,6 +1,6 @@
 //! The fixed newstyle negotiation: NBD_OPT_GO with block sizes, and NBD_OPT_EXPORT_NAME with
 //! servers that do not know it. If metadata contexts are wanted, structured replies and the
-//! contexts come first.
+//! contexts come first, and before everything else TLS.
 
 use sarsen_wire::nbd::{
     BlockSizeInfo, ClientFlags, EXPORT_NAME_PADDING, ExportInfo, ExportNameReply, FIXED_NEWSTYLE,
@@ -35,6 +35,8 @@ pub(super) struct Handshake {
     name: String,
     /// The contexts that are wanted, with the identifiers of those that the server has selected.
     wanted_contexts: Vec<(String, Option<u32>)>,
+    /// TLS is required, and not begun yet.
+    needs_tls: bool,
     structured: bool,
     state: HandshakeState,
     no_zeroes: bool,
@@ -47,6 +49,8 @@ pub(super) struct Handshake {
 pub(super) enum Step {
     /// The negotiation needs another message.
     More,
+    /// The TLS handshake follows.
+    StartTls,
     /// The export is chosen. Requests may follow.
     Ready(Export),
 }
@@ -58,6 +62,7 @@ impl Handshake {
         Ok(Self {
             name: name.to_owned(),
             wanted_contexts: contexts.iter().map(|&context| (context.to_owned(), None)).collect(),
+            needs_tls: false,
             structured: false,
             state: HandshakeState::Greeting,
             no_zeroes: false,
@@ -65,6 +70,10 @@ impl Handshake {
             export: None,
             block_sizes: None,
         })
+    }
+
+    pub(super) const fn require_tls(&mut self) {
+        self.needs_tls = true;
     }
 
     /// Returns whether structured replies were negotiated.
@@ -119,14 +128,26 @@ impl Handshake {
         let flags = greeting.flags.get() & (FIXED_NEWSTYLE | NO_ZEROES);
         self.no_zeroes = flags & NO_ZEROES != 0;
         output.push(ClientFlags { flags: U32::new(flags.into()) }.as_bytes());
-        if flags & FIXED_NEWSTYLE == 0 {
+        if flags & FIXED_NEWSTYLE != 0 && self.needs_tls {
+            self.ask(OptionCode::StartTls, &[], output);
+        } else if self.needs_tls {
+            let (reply, message) = (ReplyCode::Unsupported, ": it has no options".to_owned());
+            return Err(ClientError::NoTls { reply, message });
+        } else if flags & FIXED_NEWSTYLE == 0 {
             self.ask_by_name(output);
-        } else if self.wanted_contexts.is_empty() {
+        } else {
+            self.ask_first(output);
+        }
+        Ok(Step::More)
+    }
+
+    /// Begins the choice of the export.
+    fn ask_first(&mut self, output: &mut Output) {
+        if self.wanted_contexts.is_empty() {
             self.ask_to_go(output);
         } else {
             self.ask(OptionCode::StructuredReply, &[], output);
         }
-        Ok(Step::More)
     }
 
     fn ask(&mut self, option: OptionCode, data: &[u8], output: &mut Output) {
@@ -197,6 +218,17 @@ impl Handshake {
         let (option, reply) = (OptionCode(head.option.get()), ReplyCode(head.reply.get()));
         self.state = HandshakeState::Head(option);
         match (option, reply) {
+            (OptionCode::StartTls, ReplyCode::Ack) => {
+                self.needs_tls = false;
+                self.ask_first(output);
+                return Ok(Step::StartTls);
+            }
+            (OptionCode::StartTls, reply) if reply.is_error() => {
+                return Err(ClientError::NoTls { reply, message: message_in(data) });
+            }
+            (OptionCode::StartTls, _) => {
+                return Err(ClientError::Malformed("answer to NBD_OPT_STARTTLS"));
+            }
             (OptionCode::StructuredReply, ReplyCode::Ack) => {
                 self.structured = true;
                 self.ask_for_contexts(output);
@@ -220,9 +252,7 @@ impl Handshake {
             (_, ReplyCode::Info) => self.take_info(data)?,
             (_, ReplyCode::Unsupported) => self.ask_by_name(output),
             (_, reply) if reply.is_error() => {
-                let message = readable(data);
-                let message = if message.is_empty() { message } else { format!(": {message}") };
-                return Err(ClientError::Refused { reply, message });
+                return Err(ClientError::Refused { reply, message: message_in(data) });
             }
             _ => return Err(ClientError::Malformed("answer to NBD_OPT_GO")),
         }
@@ -284,6 +314,12 @@ impl Handshake {
         }
         Ok(Step::Ready(export))
     }
+}
+
+/// Returns the server's message in a reply after a colon, or an empty string.
+fn message_in(data: &[u8]) -> String {
+    let message = readable(data);
+    if message.is_empty() { message } else { format!(": {message}") }
 }
 
 fn push_option(output: &mut Output, option: OptionCode, data: &[u8]) {

@@ -161,6 +161,41 @@ fn a_server_without_nbd_opt_go_is_asked_by_name_with_and_without_zeroes() {
 }
 
 #[test]
+fn nothing_is_asked_before_tls_and_nothing_is_believed_that_arrived_before_it() {
+    let fixed = greeting(FIXED_NEWSTYLE | NO_ZEROES);
+    let of_tls = |reply, data: &[u8]| answer_to(OptionCode::StartTls, reply, data);
+    let encrypted = || {
+        let mut client = Client::<u32>::with_contexts("secret", &["base:allocation"]).unwrap();
+        client.require_tls();
+        client
+    };
+    let mut client = encrypted();
+    client.handle_input(&fixed).unwrap();
+    let asked = sent(&mut client);
+    assert!(asked.ends_with(b"IHAVEOPT\0\0\0\x05\0\0\0\0"), "{asked:?}");
+    client.handle_input(&of_tls(ReplyCode::Ack, &[])).unwrap();
+    assert!(matches!(client.poll_event(), Some(Event::StartTls)));
+    let asked = sent(&mut client);
+    assert!(asked.ends_with(b"IHAVEOPT\0\0\0\x08\0\0\0\0"), "{asked:?}");
+
+    for (bytes, reported) in [
+        (of_tls(ReplyCode::Unsupported, b""), "refuses TLS (Unsupported)"),
+        (of_tls(ReplyCode::Policy, b"no certificate"), "no certificate"),
+        (of_tls(ReplyCode::Info, b""), "STARTTLS is malformed"),
+        ([of_tls(ReplyCode::Ack, &[]), size_answer()].concat(), "before the TLS handshake"),
+        (size_answer(), "option 7"),
+    ] {
+        let mut client = encrypted();
+        client.handle_input(&fixed).unwrap();
+        let error = client.handle_input(&bytes).unwrap_err().to_string();
+        assert!(error.contains(reported), "{error}");
+        assert!(!sent(&mut client).windows(6).any(|part| part == b"secret"));
+    }
+    let error = encrypted().handle_input(&greeting(0)).unwrap_err().to_string();
+    assert!(error.contains("no options"), "{error}");
+}
+
+#[test]
 fn invalid_handshake_of_server_ends_connection() {
     let fixed = greeting(FIXED_NEWSTYLE);
     let refused = answer(ReplyCode::Unknown, b"no such\x1b[31m export");
@@ -207,7 +242,7 @@ fn requests_are_laid_out_and_replies_come_in_any_order() {
     let mut client = ready();
     client.request(Request::Read { offset: 4096, length: 3 }, 1);
     let data = Buffer::copy_of(&[7; 2000]);
-    client.request(Request::Write { offset: 512, data, durable: true }, 2);
+    client.request(Request::Write { offset: 512, data: data.into(), durable: true }, 2);
     let zeroes = Request::WriteZeroes { offset: 0, length: 9, durable: false, may_punch: false };
     client.request(zeroes, 3);
     let bytes = sent(&mut client);

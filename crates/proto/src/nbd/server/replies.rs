@@ -65,7 +65,7 @@ impl ReplyTo {
     pub(super) fn push_data(self, data: Data, output: &mut Output) {
         if self.headers == Headers::Simple {
             self.push_simple(ErrorCode::None, output);
-            return output.push_payload(data);
+            return output.push_data(data);
         }
         let offset = U64::new(self.offset);
         if let Data::Zeroes(length) = data {
@@ -73,7 +73,7 @@ impl ReplyTo {
             return self.push_last_chunk(ChunkType::OffsetHole, &[hole.as_bytes()], 0, output);
         }
         self.push_last_chunk(ChunkType::OffsetData, &[offset.as_bytes()], data.len(), output);
-        output.push_payload(data);
+        output.push_data(data);
     }
 
     /// Returns the status of the first `length` bytes of a request for status: a chunk for each context, with up to

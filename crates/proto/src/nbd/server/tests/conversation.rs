@@ -106,7 +106,7 @@ fn own_client_executes_all_requests() {
         let data = Buffer::copy_of(&[7; 50_000]);
         let (durable, may_punch) = (true, true);
         let requests = [
-            Request::Write { offset: 1000, data, durable },
+            Request::Write { offset: 1000, data: data.into(), durable },
             Request::Read { offset: 999, length: 50_002 },
             Request::Flush,
             Request::WriteZeroes { offset: 0, length: 600_000, durable, may_punch },

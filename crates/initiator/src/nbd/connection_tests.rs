@@ -70,7 +70,7 @@ impl Peer {
 }
 
 /// Connects a store, and passes it to `then` with the server's end.
-fn connected<F: Future<Output = ()>>(flags: u16, then: impl FnOnce(Rc<NbdStore>, Peer) -> F) {
+fn connected<F: Future<Output = ()>>(flags: u16, then: impl FnOnce(Rc<NbdConnection>, Peer) -> F) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
     let listener = UnixListener::bind(&path).unwrap();
@@ -97,13 +97,13 @@ fn connected<F: Future<Output = ()>>(flags: u16, then: impl FnOnce(Rc<NbdStore>,
             }
             socket
         };
-        let (store, socket) = tokio::join!(NbdStore::connect(&url, LIMIT), serve);
+        let (store, socket) = tokio::join!(NbdConnection::connect(&url, LIMIT), serve);
         then(Rc::new(store.unwrap()), Peer(socket)).await;
     })
     .unwrap();
 }
 
-fn write(store: &NbdStore, durability: Durability) -> Reply<()> {
+fn write(store: &NbdConnection, durability: Durability) -> Reply<()> {
     store.write(Extent::new(0, 1), Buffer::zeroed(512).into(), durability)
 }
 
@@ -229,7 +229,7 @@ fn lost_connection_fails_open_and_later_requests() {
 #[test]
 fn requests_of_a_silent_server_fail_after_the_limit() {
     let limit = Duration::from_millis(20);
-    let silent = async |store: &NbdStore, peer: &mut Peer, reply: Reply<()>, limit: &str| {
+    let silent = async |store: &NbdConnection, peer: &mut Peer, reply: Reply<()>, limit: &str| {
         // Half of an answer is progress, and no answer.
         let serve = async {
             let request = peer.request().await.unwrap();

@@ -8,10 +8,10 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// The first block, and the block after the last.
-pub(super) type Extent = (u64, u64);
+pub(crate) type Extent = (u64, u64);
 
 /// Returns whether two extents have a block in common.
-pub(super) const fn overlap(one: Extent, other: Extent) -> bool {
+pub(crate) const fn overlap(one: Extent, other: Extent) -> bool {
     one.0 < other.1 && other.0 < one.1
 }
 

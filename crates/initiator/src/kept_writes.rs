@@ -1,4 +1,5 @@
-//! Writes that may have to be written again: those without an answer, and those since the last flush.
+//! Writes that may have to be written again: those without an answer, and those since the last flush. `C` is the command or request
+//! that writes.
 //!
 //! A write whose caller dropped it, or whose path was lost for too long, may have been carried out. A read may have returned its
 //! data, so writing an older write again must not undo it: it is kept as well.
@@ -9,9 +10,8 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use super::ranges::{Extent, overlap};
 use crate::instance::Hold;
-use crate::unit::PreparedCommand;
+use crate::write_ranges::{Extent, overlap};
 
 /// Maximum memory of the kept writes before they are flushed.
 const UNFLUSHED_LIMIT: usize = 64 << 20;
@@ -21,8 +21,8 @@ const TOGETHER_LIMIT: usize = 64;
 
 /// A write that may still be only in the unit's cache.
 #[derive(Clone)]
-pub(crate) struct VolatileWrite {
-    pub(crate) command: PreparedCommand,
+pub(crate) struct VolatileWrite<C> {
+    pub(crate) command: C,
     pub(crate) extent: Extent,
     /// Bytes of memory that the data occupies: far more than its length if it is short.
     pub(crate) memory: usize,
@@ -30,7 +30,7 @@ pub(crate) struct VolatileWrite {
 }
 
 /// Returns how many writes at the beginning can be sent together: none of them overlaps another. There must be one or more.
-pub(super) fn independent(writes: &[(u64, VolatileWrite)]) -> usize {
+pub(crate) fn independent<C>(writes: &[(u64, VolatileWrite<C>)]) -> usize {
     let limit = writes.len().min(TOGETHER_LIMIT);
     let is_behind_another = |next: &usize| {
         let (earlier, extent) = (&writes[..*next], writes[*next].1.extent);
@@ -63,20 +63,20 @@ impl Answer {
     }
 }
 
-impl VolatileWrite {
+impl<C> VolatileWrite<C> {
     const fn bytes(&self) -> usize {
         size_of::<Self>() + self.memory
     }
 }
 
 /// A write that has no answer yet.
-pub(crate) struct UnansweredWrite<'a> {
-    unflushed: &'a Unflushed,
+pub(crate) struct UnansweredWrite<'a, C> {
+    unflushed: &'a Unflushed<C>,
     number: u64,
     hold: Weak<dyn Any + Send + Sync>,
 }
 
-impl UnansweredWrite<'_> {
+impl<C> UnansweredWrite<'_, C> {
     /// Notes that the write is about to be sent.
     pub(crate) fn note_sent(&self) {
         if let Some(write) = self.unflushed.kept.lock().writes.get_mut(&self.number)
@@ -106,7 +106,7 @@ impl UnansweredWrite<'_> {
     }
 }
 
-impl Drop for UnansweredWrite<'_> {
+impl<C> Drop for UnansweredWrite<'_, C> {
     fn drop(&mut self) {
         let kept = &mut *self.unflushed.kept.lock();
         match kept.writes.get_mut(&self.number) {
@@ -121,21 +121,26 @@ impl Drop for UnansweredWrite<'_> {
 }
 
 /// The writes since the last flush, in order.
-#[derive(Default)]
-pub(crate) struct Unflushed {
-    kept: Mutex<Kept>,
+pub(crate) struct Unflushed<C> {
+    kept: Mutex<Kept<C>>,
 }
 
-#[derive(Default)]
-struct Kept {
-    writes: BTreeMap<u64, VolatileWrite>,
+struct Kept<C> {
+    writes: BTreeMap<u64, VolatileWrite<C>>,
     next: u64,
     bytes: usize,
     /// The unit has no volatile cache.
     write_through: bool,
 }
 
-impl Kept {
+impl<C> Default for Unflushed<C> {
+    fn default() -> Self {
+        let kept = Kept { writes: BTreeMap::new(), next: 0, bytes: 0, write_through: false };
+        Self { kept: Mutex::new(kept) }
+    }
+}
+
+impl<C> Kept<C> {
     /// Returns whether an older write to some of the same blocks is kept.
     fn has_older(&self, number: u64) -> bool {
         let Some(&VolatileWrite { extent, .. }) = self.writes.get(&number) else { return false };
@@ -156,7 +161,7 @@ impl Kept {
     }
 }
 
-impl Unflushed {
+impl<C> Unflushed<C> {
     /// Sets whether acknowledged writes are on stable storage from now on. If they are, no answered write is kept.
     pub(crate) fn set_write_through(&self, write_through: bool) {
         let kept = &mut *self.kept.lock();
@@ -170,7 +175,7 @@ impl Unflushed {
     /// between the answer and the moment at which the caller sees it.
     ///
     /// `hold` lasts until the write can no longer be carried out.
-    pub(crate) fn keep(&self, write: VolatileWrite, hold: &Hold) -> UnansweredWrite<'_> {
+    pub(crate) fn keep(&self, write: VolatileWrite<C>, hold: &Hold) -> UnansweredWrite<'_, C> {
         let kept = &mut *self.kept.lock();
         let number = kept.next;
         kept.next += 1;
@@ -189,7 +194,10 @@ impl Unflushed {
     }
 
     /// Returns the writes that were sent, with their numbers, in order.
-    pub(crate) fn sent(&self) -> Vec<(u64, VolatileWrite)> {
+    pub(crate) fn sent(&self) -> Vec<(u64, VolatileWrite<C>)>
+    where
+        C: Clone,
+    {
         let kept = self.kept.lock();
         let sent = kept.writes.iter().filter(|(_, write)| !matches!(write.answer, Answer::Unsent));
         sent.map(|(number, write)| (*number, write.clone())).collect()
@@ -213,25 +221,18 @@ impl Unflushed {
 #[cfg(test)]
 mod tests {
     use sarsen_block::Buffer;
-    use sarsen_proto::iscsi::Output;
-    use sarsen_proto::iscsi::initiator::TaskAttribute;
 
     use super::*;
-    use crate::unit::PreparedData;
 
-    /// Returns a write whose CDB begins with the byte `mark`.
-    fn kept(mark: u8, length: u32, extent: (u64, u64)) -> VolatileWrite {
-        let data = Buffer::zeroed(length as usize);
-        let memory = data.memory();
-        let data = PreparedData::Write(Output::default().payload(data.into()), length);
-        let attribute = TaskAttribute::Simple;
-        let command = PreparedCommand { cdb: [mark; 16], data, attribute, time_limit: None };
-        VolatileWrite { command, extent, memory, answer: Answer::Awaited }
+    /// Returns a write that is the number `mark`.
+    fn kept(mark: u8, length: usize, extent: (u64, u64)) -> VolatileWrite<u8> {
+        let memory = Buffer::zeroed(length).memory();
+        VolatileWrite { command: mark, extent, memory, answer: Answer::Awaited }
     }
 
-    impl Unflushed {
+    impl Unflushed<u8> {
         /// Keeps a write that can be carried out at any time.
-        fn keep_held(&self, write: VolatileWrite) -> UnansweredWrite<'_> {
+        fn keep_held(&self, write: VolatileWrite<u8>) -> UnansweredWrite<'_, u8> {
             let hold: Hold = Arc::new(());
             let unanswered = self.keep(write, &hold);
             std::mem::forget(hold);
@@ -239,8 +240,8 @@ mod tests {
         }
     }
 
-    fn marks(unflushed: &Unflushed) -> Vec<u8> {
-        unflushed.sent().iter().map(|(_, kept)| kept.command.cdb[0]).collect()
+    fn marks(unflushed: &Unflushed<u8>) -> Vec<u8> {
+        unflushed.sent().iter().map(|(_, kept)| kept.command).collect()
     }
 
     #[test]
