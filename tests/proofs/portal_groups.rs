@@ -4,10 +4,13 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::Command as Process;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use sarsen_block::Buffer;
-use sarsen_initiator::{Command, Sense, SenseKey, SessionOptions, TransferRequest, Unit};
+use sarsen_block::{Buffer, Extent, Store as _};
+use sarsen_initiator::{
+    Command, IscsiStore, Sense, SenseKey, SessionOptions, TransferRequest, Unit,
+};
 use sarsen_proof::serving::Url;
 use sarsen_proof::{Backing, Serving, Volume, process};
 use sarsen_wire::iscsi::{BasicHeader, LoginResponse, LoginStatus, RawHeader};
@@ -142,6 +145,39 @@ fn spc4_5_15_2_8_a_session_brings_the_other_path_into_standby_and_back() -> Resu
     })
     .with_context(|| serving.log())?;
     serving.stop()
+}
+
+/// Where initiators may change the states, a store makes a group active that it needs. Where they may not, it waits in vain.
+#[test]
+fn spc4_5_15_2_7_a_store_without_an_active_path_makes_one_active() -> Result<()> {
+    for (alua, is_read) in [("", true), ("alua = \"implicit\"\n", false)] {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("sarsen.toml");
+        let target = "iqn.2026-11.proof:standby";
+        fs::write(
+            &path,
+            format!(
+                "listen = [\"127.0.0.1:0,7\"]\n[[target]]\nname = \"{target}\"\nluns = [\"{NAME}\"]\n\
+                 access = {{ 1 = \"standby\", 7 = \"unavailable\" }}\n{alua}"
+            ),
+        )?;
+        let serial = format!("serial=standby-{}", std::process::id());
+        let volume = Volume::new(NAME, Backing::Ram, 8 * MIB).option(&serial);
+        let configuration = path.to_str().context("a path of text")?;
+        let serving = Serving::start_with(&[volume], &["--config", configuration])?;
+        let read = run(async {
+            let reconnect_limit = Some(if is_read { LIMIT } else { 3 * Duration::from_secs(1) });
+            let options = SessionOptions { reconnect_limit, ..SessionOptions::default() };
+            let connected = IscsiStore::connect(&client::url(&serving, NAME)?, &options).await;
+            let Ok(store) = connected else { return Ok(false) };
+            let read = store.read(Extent::new(0, 1)).wait().await.is_ok();
+            store.logout().await?;
+            Ok(read)
+        })?;
+        ensure!(read == is_read, "{alua}{}", serving.log());
+        serving.stop()?;
+    }
+    Ok(())
 }
 
 #[test]

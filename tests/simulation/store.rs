@@ -40,7 +40,7 @@ pub(crate) const PART: u64 = 5;
 const DEPTH: usize = 6;
 
 /// Events that the seeds of every gate must include.
-const MET: [&str; 11] = [
+const MET: [&str; 12] = [
     "power failures",
     "orderly ends",
     "later connections",
@@ -52,6 +52,7 @@ const MET: [&str; 11] = [
     "broken links",
     "dropped writes",
     "access states",
+    "states that only the initiator changes",
 ];
 
 /// A write to one block.
@@ -318,7 +319,7 @@ async fn break_link(world: Rc<World>, link: usize, mut rng: Rng) {
     }
 }
 
-/// Changes the access states of portal groups some times. At the end all are active.
+/// Changes the access states of portal groups some times. At the end all are active, or none is until the initiator changes that.
 async fn change_access(world: Rc<World>, groups: usize, mut rng: Rng) {
     const STATES: [AccessState; 4] = [
         AccessState::Optimized,
@@ -334,6 +335,12 @@ async fn change_access(world: Rc<World>, groups: usize, mut rng: Rng) {
         world.load.count("access states");
         pause(&mut rng, 3_000).await;
         world.server.set_access_state(group, STATES[rng.below(2) as usize]);
+    }
+    if rng.chance(30) {
+        for group in (1..).take(groups) {
+            world.server.set_access_state(group, STATES[2 + rng.below(2) as usize]);
+        }
+        world.load.count("states that only the initiator changes");
     }
 }
 

@@ -22,7 +22,7 @@ use crate::options::SessionOptions;
 use crate::session::Session;
 use crate::url::Url;
 
-pub(crate) use access::{Access, AccessState};
+pub(crate) use access::{Access, AccessState, activation};
 pub use capacity::Capacity;
 pub use commands::Inquiry;
 pub use pages::{BlockLimits, Caching, Provisioning};

@@ -13,6 +13,8 @@ use crate::unit::{Access, AccessState};
 const COMMAND_WEIGHT: u64 = 16 * 1024;
 /// Each new measurement has this part of the mean.
 const MEAN_PART: f64 = 8.0;
+/// How long commands wait for an active path before a target port group is made active, and the time between two attempts.
+const ACTIVATION_PAUSE: Duration = Duration::from_secs(1);
 /// After this time without a measurement, a mean counts half: a slow path is tried again.
 const HALF_LIFE: Duration = Duration::from_secs(1);
 
@@ -75,6 +77,8 @@ pub(super) struct Choices {
     pub(super) requests: u64,
     /// When the first command found no usable path.
     pub(super) down_since: Option<Instant>,
+    /// When this initiator last tried to make a target port group active.
+    last_activation: Option<Instant>,
 }
 
 /// A command in flight on a path.
@@ -90,7 +94,7 @@ pub(super) struct InFlight {
 impl Choices {
     pub(super) fn new(count: usize, selector: PathSelector) -> Self {
         let paths = (0..count).map(|_| PathState::default()).collect();
-        Self { paths, selector, turn: 0, requests: 0, down_since: None }
+        Self { paths, selector, turn: 0, requests: 0, down_since: None, last_activation: None }
     }
 
     /// Chooses a path for a command with this number of bytes. `None` if none is usable.
@@ -156,6 +160,19 @@ impl Choices {
             }
         }
         inactive
+    }
+
+    /// Returns whether this initiator should make a target port group active now: commands have found no active path for
+    /// `ACTIVATION_PAUSE`, and as long ago was the last attempt.
+    pub(super) fn begin_activation(&mut self, now: Instant) -> bool {
+        let is_due = |at: Instant| at + ACTIVATION_PAUSE <= now;
+        let begins = !self.is_usable()
+            && self.down_since.is_some_and(is_due)
+            && self.last_activation.is_none_or(is_due);
+        if begins {
+            self.last_activation = Some(now);
+        }
+        begins
     }
 
     /// Returns the paths through which the unit was recognised.

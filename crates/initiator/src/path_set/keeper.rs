@@ -20,13 +20,15 @@ use crate::kept_writes::{Answer, VolatileWrite, independent};
 use crate::options::SessionOptions;
 use crate::session::Session;
 use crate::unit::{
-    Access, AccessState, Capacity, Command, PreparedCommand, TransferRequest, Unit, commands, good,
-    prepare,
+    Access, AccessState, Capacity, Command, PreparedCommand, TransferRequest, Unit, activation,
+    commands, good, prepare,
 };
 use crate::url::{Portal, Url};
 
 /// How often the access of a unit is asked for while it is not active on a path.
 const ACCESS_PAUSE: Duration = Duration::from_millis(100);
+/// How long connecting may wait for an active path, if there is one that is not active.
+const FIRST_ACTIVATION_LIMIT: Duration = Duration::from_secs(5);
 /// The shortest and the longest time between attempts to return to the own portal of a path.
 const FIRST_RETURN: Duration = Duration::from_secs(1);
 const LONGEST_RETURN: Duration = Duration::from_secs(60);
@@ -78,6 +80,11 @@ fn isid_of(base: Isid, portal: &Portal) -> Isid {
     isid
 }
 
+/// Returns whether a unit cannot be examined because of its access state.
+fn is_denied(failure: Option<&SessionError>) -> bool {
+    failure.and_then(SessionError::sense).as_ref().and_then(AccessState::denied).is_some()
+}
+
 impl Core {
     /// Ends the sessions that an earlier run with the same ISIDs may still have through portals that cannot be logged in: by a login through
     /// a portal of each portal group that works (RFC 7143 §6.3.5). What such a session has on its way could otherwise arrive later than
@@ -111,21 +118,32 @@ impl Core {
         }
     }
 
-    /// Waits until the first path is offered, or until none can be.
+    /// Waits until the first path is offered, or until none can be. A path whose access state does not permit that is made active.
     pub(super) async fn wait_for_first(&self) -> Result<(), SessionError> {
+        let deadline = time::now() + FIRST_ACTIVATION_LIMIT;
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
+            let now = time::now();
             {
-                let choices = self.choices.lock();
+                let mut choices = self.choices.lock();
                 if choices.paths.iter().any(|state| state.instance.is_some()) {
                     return Ok(());
                 }
-                if choices.paths.iter().all(|state| state.failure.is_some()) {
+                let is_denied = choices.paths.iter().any(|state| is_denied(state.failure.as_ref()));
+                if is_denied {
+                    choices.down_since.get_or_insert(now);
+                }
+                let is_over = !is_denied || now >= deadline;
+                if is_over && choices.paths.iter().all(|state| state.failure.is_some()) {
                     return Err(choices.failure());
                 }
             }
-            changed.await;
+            tokio::select! {
+                biased;
+                () = changed => {}
+                () = time::sleep_until(deadline), if now < deadline => {}
+            }
         }
     }
 
@@ -164,9 +182,12 @@ impl Core {
                     instance.end(error);
                     break;
                 }
-                let denied = error.sense().as_ref().and_then(AccessState::denied);
+                let is_denied = is_denied(Some(&error));
                 self.note_failure(path, error)?;
-                time::sleep_until(time::now() + denied.map_or(pause, |_| ACCESS_PAUSE)).await;
+                if is_denied {
+                    self.activate(path, &instance).await;
+                }
+                time::sleep_until(time::now() + if is_denied { ACCESS_PAUSE } else { pause }).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
             let lost = self.watch(path, &instance, &mut next_return).await?;
@@ -496,7 +517,7 @@ impl Core {
                 lost = instance.wait_for_end() => return Ok(lost),
                 () = own.examine.notified() => {}
                 () = instance.reported.notified() => {}
-                () = later => {}
+                () = later => self.activate(path, instance).await,
                 () = &mut own_portal => {
                     *next_return = (*next_return * 2).min(LONGEST_RETURN);
                     self.drain(path).await;
@@ -521,6 +542,30 @@ impl Core {
                     time::sleep_until(time::now() + ACCESS_PAUSE).await;
                 }
             }
+        }
+    }
+
+    /// Makes the target port group of a path active, if commands wait because no path is, and initiators may do that.
+    async fn activate(&self, path: usize, instance: &Instance) {
+        if !self.choices.lock().begin_activation(time::now()) {
+            return;
+        }
+        let (unit, portal) = (self.unit(path), &self.paths[path].portal);
+        let activate = async {
+            let access = unit.access().await?;
+            let group = access.group.filter(|_| access.is_explicit);
+            let state = access.state_of(group);
+            let Some(group) = group.filter(|_| state != AccessState::Transitioning) else {
+                return Ok(());
+            };
+            let command = self.prepare(activation(group))?;
+            good(unit.carry_out_attentively(instance, &command).await?)?;
+            tracing::info!(%portal, group, "the target port group was made active");
+            Ok(())
+        };
+        if let Err(error) = in_time(&instance.entry, unit.session().answer_limit(), activate).await
+        {
+            tracing::debug!(%portal, %error, "cannot make the target port group active");
         }
     }
 

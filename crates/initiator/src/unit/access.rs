@@ -1,15 +1,19 @@
 //! Asymmetric logical unit access (SPC-4 5.16): the access states of a unit's target port groups.
 
+use sarsen_block::Buffer;
 use sarsen_wire::scsi::cdb::MaintenanceIn;
 use sarsen_wire::scsi::inquiry::{
     DesignationHeader, NumberDesignator, PAGE_DEVICE_IDENTIFICATION, StandardInquiry, TPGS_BOTH,
+    TPGS_EXPLICIT,
 };
 use sarsen_wire::scsi::opcode;
-use sarsen_wire::scsi::target_port_groups::{GroupDescriptor, PortDescriptor, ReportHeader};
+use sarsen_wire::scsi::target_port_groups::{
+    GroupDescriptor, PortDescriptor, ReportHeader, SetDescriptor, SetHeader, SetTargetPortGroups,
+};
 use zerocopy::byteorder::big_endian::{U16, U32};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::Unit;
+use super::{Command, TransferRequest, Unit};
 use crate::error::{Sense, SenseKey, SessionError};
 
 /// ASSOCIATION: the target port; DESIGNATOR TYPE: target port group (SPC-4 7.8.6.8).
@@ -71,6 +75,8 @@ pub(crate) struct Access {
     pub(crate) group: Option<u16>,
     /// The state of each group that the unit reports.
     pub(crate) states: Vec<(u16, AccessState)>,
+    /// Initiators may change the states (explicit asymmetric access).
+    pub(crate) is_explicit: bool,
 }
 
 impl Access {
@@ -86,7 +92,8 @@ impl Unit {
     pub(crate) async fn access(&self) -> Result<Access, SessionError> {
         let inquiry = self.inquiry_data(None).await?;
         let flags = inquiry.get(std::mem::offset_of!(StandardInquiry, flags_5));
-        if flags.is_none_or(|flags| flags & TPGS_BOTH == 0) {
+        let flags = flags.copied().unwrap_or_default() & TPGS_BOTH;
+        if flags == 0 {
             return Ok(Access::default());
         }
         let group = self.page(PAGE_DEVICE_IDENTIFICATION).await?.and_then(|list| group(&list));
@@ -102,8 +109,23 @@ impl Unit {
             control: 0,
         };
         let states = states(&self.fetch(cdb.as_bytes(), LENGTH).await?);
-        Ok(Access { group, states })
+        Ok(Access { group, states, is_explicit: flags & TPGS_EXPLICIT != 0 })
     }
+}
+
+/// Returns SET TARGET PORT GROUPS, which makes a target port group active/optimized (SPC-4 6.45).
+pub(crate) fn activation(group: u16) -> Command {
+    let list = SetDescriptor { access_state: 0, reserved: 0, number: group.into() };
+    let list = [[0; size_of::<SetHeader>()].as_slice(), list.as_bytes()].concat();
+    let cdb = SetTargetPortGroups {
+        operation_code: opcode::MAINTENANCE_OUT,
+        service_action: opcode::SA_SET_TARGET_PORT_GROUPS,
+        reserved_2: [0; 4],
+        parameter_list_length: U32::new(list.len() as u32),
+        reserved_10: 0,
+        control: 0,
+    };
+    Command::new(cdb.as_bytes(), TransferRequest::Write(Buffer::copy_of(&list)))
 }
 
 /// Returns the target port group of the port from the designators of page 83h.
@@ -155,9 +177,17 @@ mod tests {
         assert_eq!(states(&data), found);
         assert_eq!(states(&data[..22]), found[..1], "cut short");
         assert_eq!(states(&[0, 0]), []);
-        let access = Access { group: Some(3), states: found.to_vec() };
+        let access = Access { group: Some(3), states: found.to_vec(), is_explicit: false };
         assert_eq!(access.state_of(Some(3)), AccessState::Transitioning);
         assert_eq!(access.state_of(None), AccessState::Optimized);
+    }
+
+    #[test]
+    fn spc4_6_45_an_activation_names_the_group_and_its_state() {
+        let Command { cdb, transfer, .. } = activation(0x102);
+        assert_eq!(cdb[..12], [0xa4, 0x0a, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0]);
+        let TransferRequest::Write(list) = transfer else { panic!("it has a parameter list") };
+        assert_eq!(*list, [0, 0, 0, 0, 0, 0, 1, 2]);
     }
 
     #[test]

@@ -12,6 +12,8 @@ pub const PERIPHERAL_NOT_CONNECTED: u8 = 0x20;
 pub const THIRD_PARTY_COPY: u8 = 0x08;
 /// TPGS: only implicit asymmetric logical unit access.
 pub const TPGS_IMPLICIT: u8 = 0x10;
+/// TPGS: explicit asymmetric logical unit access.
+pub const TPGS_EXPLICIT: u8 = 0x20;
 /// TPGS: implicit and explicit asymmetric logical unit access.
 pub const TPGS_BOTH: u8 = 0x30;
 /// MULTIP: the target device has several ports.
