@@ -146,6 +146,46 @@ fn a_pool_has_an_export_as_its_device() -> Result<()> {
     gateway.server.stop()
 }
 
+/// What is shown is true: a disk that refuses every write is not in service.
+#[test]
+fn a_failed_flush_of_an_attached_export_is_shown() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let nbdkit = Nbdkit::start(&[
+        "eval",
+        "get_size=echo 1048576",
+        "can_write=exit 0",
+        "can_flush=exit 0",
+        "pread=head -c $3 /dev/zero",
+        "pwrite=cat >/dev/null",
+        "flush=echo EIO >&2; exit 1",
+    ])?;
+    let sarsen = |arguments: &[&str]| -> Result<Command> {
+        let mut command = Command::new(program::path()?);
+        command.args(arguments).env("SARSEN_ATTACHMENTS", folder.path().join("run"));
+        Ok(command)
+    };
+    let socket = folder.path().join("disk").display().to_string();
+    let url = nbdkit.url().to_string();
+    let attach = ["attach", &url, "--as", "nbd-socket", "--socket", &socket];
+    process::output(&mut sarsen(&attach)?, LIMIT)?;
+    let disk = format!("nbd+unix:///nbd?socket={socket}");
+    let mut flushing = Command::new("qemu-io");
+    let requests = ["-t", "writeback", "-f", "raw", "-c", "write 0 4k", "-c", "flush", &disk];
+    process::finish(flushing.args(requests), LIMIT)?;
+    let deadline = sarsen_io::time::now() + LIMIT;
+    loop {
+        let listed = process::output(&mut sarsen(&["attachments"])?, LIMIT)?;
+        if listed.contains("takes no writes: a flush failed") {
+            break;
+        }
+        ensure!(sarsen_io::time::now() < deadline, "{listed}");
+        std::thread::yield_now();
+    }
+    let detached = process::finish(&mut sarsen(&["detach", "nbd"])?, LIMIT)?;
+    ensure!(detached.output.contains("the last writes are not durable"), "{detached:?}");
+    Ok(())
+}
+
 #[test]
 fn an_export_is_attached_and_survives_its_server() -> Result<()> {
     let mut gateway = Gateway::new()?;

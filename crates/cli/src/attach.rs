@@ -131,7 +131,7 @@ impl<'a> Described<'a> {
             read_only: config.read_only,
             process: record.process,
             served,
-            problem: record.path_problem.as_deref(),
+            problem: record.problem.as_deref(),
             lost_writes: record.lost_writes.as_deref(),
         }
     }

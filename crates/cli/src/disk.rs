@@ -112,7 +112,7 @@ pub(crate) struct InfoArguments {
 
 #[derive(clap::Args)]
 pub(crate) struct ReadArguments {
-    /// URL of the disk: `iscsi://HOST[:PORT][,HOST[:PORT]…]/TARGET/LUN`.
+    /// URL of the disk: `iscsi://HOST[:PORT][,HOST[:PORT]…]/TARGET/LUN`, or `nbd://HOST[:PORT]/EXPORT`.
     url: String,
     /// The file, which is created or overwritten; - is standard output.
     file: PathBuf,
@@ -133,7 +133,7 @@ pub(crate) struct ReadArguments {
 pub(crate) struct WriteArguments {
     /// File; - is standard input.
     file: PathBuf,
-    /// URL of the disk: `iscsi://HOST[:PORT][,HOST[:PORT]…]/TARGET/LUN`.
+    /// URL of the disk: `iscsi://HOST[:PORT][,HOST[:PORT]…]/TARGET/LUN`, or `nbd://HOST[:PORT]/EXPORT`.
     url: String,
     /// Offset of the first byte on the disk: a multiple of its block size.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
@@ -168,7 +168,7 @@ pub(crate) struct CopyArguments {
 
 #[derive(clap::Args)]
 pub(crate) struct VerifyArguments {
-    /// URL of the disk: `iscsi://HOST[:PORT][,HOST[:PORT]…]/TARGET/LUN`.
+    /// URL of the disk: `iscsi://HOST[:PORT][,HOST[:PORT]…]/TARGET/LUN`, or `nbd://HOST[:PORT]/EXPORT`.
     url: String,
     /// A file, or the URL of another disk. All of the file is compared, or all of the first disk. Surplus bytes of
     /// the first disk or of the other disk are ignored.

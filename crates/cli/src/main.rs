@@ -98,10 +98,10 @@ enum Verb {
     Demo(demo::Arguments),
     /// List the targets of a portal (SendTargets).
     Discover(discover::Arguments),
-    /// Read, write, copy, compare and erase disks of any iSCSI target, without attaching them.
+    /// Read, write, copy, compare and erase disks of any iSCSI target, or exports of any NBD server, without attaching them.
     #[command(subcommand)]
     Disk(disk::Verb),
-    /// Attach a disk of any iSCSI target to this machine, as a block device, a disk of a virtual machine or an NBD socket. The program records attachments in
+    /// Attach a disk of any iSCSI target or NBD server to this machine, as a block device, a disk of a virtual machine or an NBD socket. The program records attachments in
     /// /run/sarsen-attachments (below XDG_RUNTIME_DIR without root), or in the folder that SARSEN_ATTACHMENTS names.
     Attach(Box<attach::Arguments>),
     /// Detach an attached disk.

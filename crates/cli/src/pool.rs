@@ -59,7 +59,7 @@ pub(crate) enum Verb {
     Add {
         /// The name of the pool.
         name: String,
-        /// A block device, a file, or the URL of a unit of another server; with a size, a file is created.
+        /// A block device, a file, or the URL of a disk of another server (`iscsi://`, `nbd://`); with a size, a file is created.
         #[arg(value_name = "PATH[,size=SIZE][,tier=fast]")]
         device: DeviceArgument,
         /// Overwrite a device that has data. The data is lost.

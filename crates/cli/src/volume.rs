@@ -122,7 +122,8 @@ pub(crate) struct Create {
     /// The pool from which the volume gets its space: see `sarsen pool list`.
     #[arg(long, value_name = "POOL")]
     pool: Option<String>,
-    /// The disk of another server that the volume is: `iscsi://[ACCOUNT@]HOST[:PORT]/TARGET/LUN`, or `nbd://HOST[:PORT]/EXPORT`.
+    /// The disk of another server that the volume is: `iscsi://[ACCOUNT@]HOST[:PORT]/TARGET/LUN`, or `nbd://HOST[:PORT]/EXPORT`
+    /// (`nbds://` with TLS, or `nbd+unix:///EXPORT?socket=PATH`).
     /// Further portals of a target may follow the first one after commas; each is a path. ACCOUNT is an account of this server, which
     /// has the secret. Only this server may write to the disk.
     #[arg(long, value_name = "URL", conflicts_with_all = ["pool", "path", "size", "block_size", "encrypted"])]

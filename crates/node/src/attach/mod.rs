@@ -23,7 +23,7 @@ use sarsen_block::{StatusListener, Store};
 use sarsen_io::cores::{Cores, FileEngine};
 use sarsen_io::spin::Spin;
 use sarsen_io::{random, threads, time};
-use sarsen_volume::{self as volume, Parts, Volume, VolumeHealth};
+use sarsen_volume::{self as volume, Aspect, Parts, Volume, VolumeHealth};
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
@@ -122,6 +122,10 @@ impl AttachError {
         |source| Self::System { what: what.into(), source }
     }
 }
+
+/// The problem of a disk whose flush failed.
+const FLUSH_FAILED: &str = "takes no writes: a flush failed, and writes since the last one that succeeded may be lost. Detach it, check the \
+                            server and the file system, and attach it again";
 
 /// An attachment that this process serves.
 pub struct Attached {
@@ -222,7 +226,7 @@ impl Attached {
             None => Record::new(config, kind, random::number(), count as u16, unit),
         };
         record.portals = remote.paths().into_iter().map(|path| path.portal).collect();
-        record.path_problem = text_of(&remote.path_health());
+        record.problem = text_of(&remote.path_health());
         let size_watch = Arc::new(SizeWatch::default());
         let listener: Weak<SizeWatch> = Arc::downgrade(&size_watch);
         remote.status().subscribe(listener);
@@ -244,7 +248,7 @@ impl Attached {
         let size_watch = self.size_watch.clone();
         loop {
             let paths_changed = self.remote.paths_changed();
-            self.note_paths();
+            self.note_problem();
             tokio::select! {
                 ending = self.tasks.ended() => return ending,
                 () = paths_changed => {}
@@ -253,17 +257,21 @@ impl Attached {
         }
     }
 
-    fn note_paths(&mut self) {
-        let health = self.remote.path_health();
-        let text = text_of(&health);
-        if text == self.record.path_problem {
+    fn note_problem(&mut self) {
+        let text = match self.access.volume().health().of(Aspect::Flush) {
+            VolumeHealth::Online => text_of(&self.remote.path_health()),
+            VolumeHealth::Degraded { .. } | VolumeHealth::OutOfService { .. } => {
+                Some(FLUSH_FAILED.to_owned())
+            }
+        };
+        if text == self.record.problem {
             return;
         }
         match &text {
             Some(problem) => warn!(attachment = self.record.config.name, "the disk {problem}"),
             None => info!(attachment = self.record.config.name, "all paths of the disk work"),
         }
-        self.record.path_problem = text;
+        self.record.problem = text;
         self.write_record();
     }
 

@@ -46,8 +46,8 @@ pub struct Record {
     pub size_bytes: u64,
     /// The process that serves the disk, or that did so last.
     pub process: u32,
-    /// The problem of the paths, if they have one.
-    pub path_problem: Option<String>,
+    /// The problem of the disk or of its paths, if there is one.
+    pub problem: Option<String>,
     /// Why the last writes are not durable, if the process ended so.
     #[serde(default)]
     pub lost_writes: Option<String>,
@@ -82,7 +82,7 @@ impl Record {
             unit_identifier,
             size_bytes: 0,
             process,
-            path_problem: None,
+            problem: None,
             lost_writes: None,
         }
     }
