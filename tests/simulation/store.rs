@@ -57,6 +57,8 @@ const MET: [&str; 12] = [
 
 /// A write to one block.
 struct Written {
+    /// Two writes of zeroes have one stamp.
+    number: u64,
     stamp: u64,
     begun: Instant,
     /// When it was acknowledged. `None` if it is under way.
@@ -81,25 +83,24 @@ struct Registers {
 impl Registers {
     fn new(blocks: impl Iterator<Item = u64>, now: Instant) -> Self {
         let zero = || {
-            vec![Written { stamp: stamp::ZERO, begun: now, acknowledged: Some(now), dropped: None }]
+            let (number, stamp) = (0, stamp::ZERO);
+            vec![Written { number, stamp, begun: now, acknowledged: Some(now), dropped: None }]
         };
         Self { blocks: blocks.map(|lba| (lba, zero())).collect(), seen: BTreeMap::new() }
     }
 
-    fn begin(&mut self, extent: Extent, stamp: u64) {
+    fn begin(&mut self, extent: Extent, number: u64, stamp: u64) {
         for (_, writes) in self.blocks.range_mut(extent.lba.0..extent.end()) {
             let begun = time::now();
-            writes.push(Written { stamp, begun, acknowledged: None, dropped: None });
+            writes.push(Written { number, stamp, begun, acknowledged: None, dropped: None });
         }
     }
 
     /// Notes that a write was acknowledged, and forgets what can no longer be read by reads that begin now.
-    fn end(&mut self, extent: Extent, stamp: u64, oldest_read: Instant) {
+    fn end(&mut self, extent: Extent, number: u64, oldest_read: Instant) {
         let now = time::now();
         for (_, writes) in self.blocks.range_mut(extent.lba.0..extent.end()) {
-            let own = writes.iter_mut().find(|one| {
-                one.stamp == stamp && one.acknowledged.is_none() && one.dropped.is_none()
-            });
+            let own = writes.iter_mut().find(|one| one.number == number);
             own.expect("it was begun").acknowledged = Some(now);
             let since =
                 writes.iter().filter(|one| one.acknowledged.is_some_and(|at| at < oldest_read));
@@ -109,11 +110,9 @@ impl Registers {
     }
 
     /// Notes that the caller of a write has dropped it.
-    fn drop_write(&mut self, extent: Extent, stamp: u64) {
+    fn drop_write(&mut self, extent: Extent, number: u64) {
         for (_, writes) in self.blocks.range_mut(extent.lba.0..extent.end()) {
-            let own = writes.iter_mut().find(|one| {
-                one.stamp == stamp && one.acknowledged.is_none() && one.dropped.is_none()
-            });
+            let own = writes.iter_mut().find(|one| one.number == number);
             own.expect("it was begun").dropped = Some(time::now());
         }
     }
@@ -237,7 +236,7 @@ pub(crate) async fn work(load: Rc<Load>, store: Rc<dyn Store>, first: u64, mut r
                 45..90 => {
                     let is_zero = kind >= 82;
                     let stamp = if is_zero { stamp::ZERO } else { number };
-                    registers.borrow_mut().begin(extent, stamp);
+                    registers.borrow_mut().begin(extent, number, stamp);
                     let written = if is_zero {
                         store.write_zeroes(extent, durability)
                     } else {
@@ -255,7 +254,7 @@ pub(crate) async fn work(load: Rc<Load>, store: Rc<dyn Store>, first: u64, mut r
                         },
                     };
                     let Some(result) = result else {
-                        registers.borrow_mut().drop_write(extent, stamp);
+                        registers.borrow_mut().drop_write(extent, number);
                         load.count("dropped writes");
                         load.open.set(load.open.get() - 1);
                         return;
@@ -265,7 +264,7 @@ pub(crate) async fn work(load: Rc<Load>, store: Rc<dyn Store>, first: u64, mut r
                         load.count("durable writes");
                     }
                     let oldest = reads.borrow().values().min().copied();
-                    registers.borrow_mut().end(extent, stamp, oldest.unwrap_or_else(time::now));
+                    registers.borrow_mut().end(extent, number, oldest.unwrap_or_else(time::now));
                 }
                 _ => {
                     let flushed = store.flush().wait().await;
