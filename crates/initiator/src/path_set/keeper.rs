@@ -537,7 +537,11 @@ impl Core {
                 }
                 Err(error) if error.is_connection_lost() => instance.end(error),
                 Err(error) => {
+                    let is_denied = is_denied(Some(&error));
                     self.note_failure(path, error)?;
+                    if is_denied {
+                        self.activate(path, instance).await;
+                    }
                     own.examine.notify_one();
                     time::sleep_until(time::now() + ACCESS_PAUSE).await;
                 }
