@@ -114,9 +114,9 @@ fn an_export_is_one_volume_and_has_no_keys_of_iscsi() -> Result<()> {
         let refused = gateway.server.refused(INVALID, &[&again[..], keys].concat())?;
         ensure!(refused.contains(part), "{refused}");
     }
-    let nobody = format!("{remote}-missing");
+    let missing = format!("{remote}-missing");
     let refused =
-        gateway.server.refused(FAILED, &["volume", "create", "nobody", "--remote", &nobody])?;
+        gateway.server.refused(FAILED, &["volume", "create", "missing", "--remote", &missing])?;
     ensure!(refused.contains("cannot be used: cannot connect"), "{refused}");
     Ok(())
 }
@@ -146,7 +146,7 @@ fn a_pool_has_an_export_as_its_device() -> Result<()> {
     gateway.server.stop()
 }
 
-/// What is shown is true: a disk that refuses every write is not in service.
+/// A disk that refuses every write is not shown as in service.
 #[test]
 fn a_failed_flush_of_an_attached_export_is_shown() -> Result<()> {
     let folder = tempfile::tempdir()?;

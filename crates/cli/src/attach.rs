@@ -34,9 +34,8 @@ const FILE_LIMIT: u64 = 1 << 20;
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// The URL of the disk, `iscsi://[USER@]HOST[:PORT][,HOST[:PORT]...]/TARGET/LUN` or `nbd://HOST[:PORT]/EXPORT` (or `nbds://`,
-    /// `nbd+unix://`), or the name of an
-    /// attachment: one of the file, or one whose process has ended, whose disk then continues. The secret of USER is in a file, or in
-    /// `LIBISCSI_CHAP_PASSWORD`.
+    /// `nbd+unix://`), or the name of an attachment: one of the file, or one whose process has ended, whose disk then continues. The
+    /// secret of USER is in a file, or in `LIBISCSI_CHAP_PASSWORD`.
     #[arg(value_name = "URL|NAME")]
     url_or_name: String,
     /// Name of the attachment. /dev/sarsen/NAME leads to its block device. Default: the end of the name of the target or of the export.
