@@ -334,7 +334,7 @@ impl Attached {
             // A core that does not answer may never end, and this process must.
             std::mem::forget(cores.clone());
         }
-        let has_lost_nothing = remote.has_nothing_to_flush();
+        let has_lost_nothing = !remote.has_kept_writes();
         let mut logged_out = remote.logged_out();
         drop((access, remote));
         let (done, answer) = mpsc::channel();

@@ -133,9 +133,14 @@ impl RemoteStore {
         Ok((Arc::new(store), health))
     }
 
-    /// Returns whether its end loses nothing if it is not flushed: it has no writes since the last flush.
+    /// Returns whether there are writes that a flush has not made durable yet.
+    pub(crate) fn has_kept_writes(&self) -> bool {
+        self.disk.has_kept_writes()
+    }
+
+    /// Returns whether a flush is neither possible nor needed.
     pub(crate) fn has_nothing_to_flush(&self) -> bool {
-        !self.disk.has_kept_writes()
+        !self.disk.paths().iter().any(|path| path.is_active) && !self.has_kept_writes()
     }
 
     /// Returns whether a path to the unit works.
