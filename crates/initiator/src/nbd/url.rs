@@ -129,7 +129,7 @@ fn tls(url: &str, query: &str) -> Result<Option<Arc<TlsOptions>>, NbdUrlError> {
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let unknown = || NbdUrlError::Query(url.to_owned());
         let (key, value) = pair.split_once('=').ok_or_else(unknown)?;
-        if !options.take(key, &decode(value)?)? {
+        if !options.take(key, value)? {
             return Err(unknown());
         }
     }
