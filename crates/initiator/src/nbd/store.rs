@@ -595,6 +595,8 @@ impl RemoteDisk for NbdStore {
         Box::pin(async move {
             if let Some(connections) = connections {
                 connections.disconnect(limit).await;
+                // Another store may write next: what a hung server has not received must not follow.
+                connections.abort(&NbdError::Closed);
             }
         })
     }
