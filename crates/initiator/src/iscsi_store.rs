@@ -13,6 +13,7 @@ use sarsen_block::{
 use sarsen_proto::iscsi::initiator::Completion;
 
 use crate::error::{Sense, SenseKey, SessionError};
+use crate::flush_failure::FlushFailure;
 use crate::options::SessionOptions;
 use crate::path_set::PathSet;
 use crate::remote_disk::{PathStatus, RemoteDisk};
@@ -47,8 +48,7 @@ struct Inner {
     /// The unit has not rejected WRITE SAME, GET LBA STATUS.
     has_write_same: AtomicBool,
     has_lba_status: AtomicBool,
-    /// A flush failed: see [`StopCause::FlushFailed`].
-    stopped: AtomicBool,
+    flush_failure: FlushFailure,
 }
 
 impl IscsiStore {
@@ -75,7 +75,7 @@ impl IscsiStore {
             read_only: caching.is_some_and(|caching| caching.read_only),
             has_write_same: AtomicBool::new(true),
             has_lba_status: AtomicBool::new(provisioning.thin && provisioning.reads_zero),
-            stopped: AtomicBool::new(false),
+            flush_failure: FlushFailure::default(),
             paths,
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -134,14 +134,7 @@ impl Inner {
         if self.read_only {
             return Err(InvalidRequest::ReadOnly.into());
         }
-        self.check_not_stopped()
-    }
-
-    fn check_not_stopped(&self) -> Result<(), BlockError> {
-        if self.stopped.load(Ordering::Acquire) {
-            return Err(StopCause::FlushFailed.into());
-        }
-        Ok(())
+        self.flush_failure.check()
     }
 
     /// Returns the parts of an extent of at most `limit` blocks; 0 is the maximum of a command.
@@ -223,12 +216,12 @@ impl Inner {
 
     async fn flush(&self) -> Result<(), BlockError> {
         match self.paths.flush().await {
-            Ok(()) => self.check_not_stopped(),
+            Ok(()) => self.flush_failure.check(),
             Err(error) => {
                 let error = block_error(error, Extent::new(0, 0), Direction::Write);
                 // After a lost connection the writes are kept until a later flush. Otherwise no later flush makes up for this one.
                 if !matches!(error, BlockError::Unreachable(_)) {
-                    self.stopped.store(true, Ordering::Release);
+                    self.flush_failure.note();
                 }
                 Err(error)
             }
@@ -382,7 +375,7 @@ impl Store for IscsiStore {
     }
 
     fn flush(&self) -> Reply<()> {
-        let checked = self.inner.check_not_stopped();
+        let checked = self.inner.flush_failure.check();
         self.start(checked, |inner| async move { inner.flush().await })
     }
 

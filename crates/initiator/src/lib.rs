@@ -12,6 +12,7 @@ mod discovery;
 mod driver;
 mod error;
 mod establish;
+mod flush_failure;
 mod identity;
 mod instance;
 mod iscsi_store;

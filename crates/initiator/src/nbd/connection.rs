@@ -6,13 +6,12 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction,
-    Durability, Extent, Geometry, InvalidRequest, Io, Lba, Payload, Reply, StopCause, Store,
-    StoreStatus, UnmapSupport,
+    Durability, Extent, Geometry, InvalidRequest, Io, Lba, Payload, Reply, Store, StoreStatus,
+    UnmapSupport,
 };
 use sarsen_io::local::LocalStream;
 use sarsen_io::net::Stream;
@@ -21,6 +20,7 @@ use sarsen_wire::nbd::{ErrorCode, transmission};
 
 use super::driver::{self, Failure, Link, Shared};
 use super::{NbdError, NbdOptions, NbdPlace, NbdUrl};
+use crate::flush_failure::FlushFailure;
 use crate::instance::Hold;
 use crate::tls::{self, TlsError};
 
@@ -41,8 +41,7 @@ pub struct NbdConnection {
     export: Export,
     /// The metadata contexts that the server has selected.
     contexts: Vec<String>,
-    /// A flush failed: see [`StopCause::FlushFailed`].
-    stopped: Arc<AtomicBool>,
+    flush_failure: Arc<FlushFailure>,
 }
 
 impl NbdConnection {
@@ -116,7 +115,7 @@ impl NbdConnection {
             status: StoreStatus::new(geometry.block_count),
             export,
             contexts,
-            stopped: Arc::default(),
+            flush_failure: Arc::default(),
         })
     }
 
@@ -188,10 +187,7 @@ impl NbdConnection {
         if self.export.has(transmission::READ_ONLY) {
             return Err(InvalidRequest::ReadOnly.into());
         }
-        if self.stopped.load(Ordering::Acquire) {
-            return Err(StopCause::FlushFailed.into());
-        }
-        Ok(())
+        self.flush_failure.check()
     }
 
     /// Checks that the server accepts a payload of this length.
@@ -261,9 +257,7 @@ impl NbdConnection {
     }
 
     pub(super) fn try_flush(&self) -> Result<Reply<()>, BlockError> {
-        if self.stopped.load(Ordering::Acquire) {
-            return Err(StopCause::FlushFailed.into());
-        }
+        self.flush_failure.check()?;
         // A server without FLUSH has no volatile cache.
         if !self.export.has(transmission::SEND_FLUSH) {
             return Ok(Io::Ready(Ok(())));
@@ -272,7 +266,7 @@ impl NbdConnection {
     }
 
     fn flushing(&self) -> Flushing {
-        Flushing { shared: self.shared.clone(), stopped: self.stopped.clone() }
+        Flushing { shared: self.shared.clone(), flush_failure: self.flush_failure.clone() }
     }
 
     /// Writes zeroes; the server may deallocate their space if `may_punch`. If the server has no command for zeroes,
@@ -325,22 +319,20 @@ impl NbdConnection {
 /// A flush that will be sent.
 struct Flushing {
     shared: Arc<Shared>,
-    stopped: Arc<AtomicBool>,
+    flush_failure: Arc<FlushFailure>,
 }
 
 impl Flushing {
     async fn carry_out(self) -> Result<(), BlockError> {
         match self.shared.flush().await {
-            Ok(_) if self.stopped.load(Ordering::Acquire) => Err(StopCause::FlushFailed.into()),
-            Ok(_) => Ok(()),
+            Ok(_) => self.flush_failure.check(),
             // The connection is over: nothing can be written over it either.
             Err(Failure::Ended(error)) => Err(unreachable_server(&error)),
             Err(Failure::Refused(error)) if error.code == ErrorCode::Shutdown => {
                 Err(BlockError::Unreachable(system_error(&error)))
             }
             Err(Failure::Refused(error)) => {
-                // No later flush can make up for this one.
-                self.stopped.store(true, Ordering::Release);
+                self.flush_failure.note();
                 Err(BlockError::medium(Lba(0), Direction::Write, system_error(&error)))
             }
         }

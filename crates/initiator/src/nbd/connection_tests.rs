@@ -4,7 +4,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::pin::pin;
 use std::rc::Rc;
 
-use sarsen_block::MediumProblem;
+use sarsen_block::{MediumProblem, StopCause};
 use sarsen_io::cores::{FileEngine, block_on};
 use sarsen_wire::nbd::{self, CommandCode, SIMPLE_REPLY_MAGIC, SimpleReply};
 use zerocopy::{FromZeros, IntoBytes};

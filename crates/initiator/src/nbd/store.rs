@@ -6,14 +6,13 @@
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, Buffer, Characteristics, Data, Durability, Extent,
-    Geometry, InvalidRequest, Io, LocalFuture, Payload, Reply, StopCause, Store, StoreStatus,
+    Geometry, InvalidRequest, Io, LocalFuture, Payload, Reply, Store, StoreStatus,
 };
 use sarsen_io::time;
 use sarsen_proto::nbd::client::Export;
@@ -25,6 +24,7 @@ use super::connection::{self, unreachable_server};
 use super::connection_group::{BlockWrite, ConnectionGroup, WriteKind};
 use super::{NbdError, NbdPlace, NbdUrl};
 use crate::connections::{FIRST_PAUSE, LONGEST_PAUSE};
+use crate::flush_failure::FlushFailure;
 use crate::instance::Hold;
 use crate::kept_writes::{Answer, Unflushed, VolatileWrite, independent};
 use crate::remote_disk::{PathStatus, RemoteDisk, notified};
@@ -82,8 +82,7 @@ struct Core {
     changed: Arc<Notify>,
     ranges: Arc<WriteRangeLocks>,
     unflushed: Unflushed<BlockWrite>,
-    /// A flush failed: see [`StopCause::FlushFailed`].
-    stopped: AtomicBool,
+    flush_failure: FlushFailure,
 }
 
 #[derive(Default)]
@@ -114,7 +113,7 @@ impl NbdStore {
             changed: Arc::default(),
             ranges: Arc::default(),
             unflushed: Unflushed::default(),
-            stopped: AtomicBool::new(false),
+            flush_failure: FlushFailure::default(),
         });
         // A server without FLUSH has no volatile cache.
         core.unflushed.set_write_through(!export.has(transmission::SEND_FLUSH));
@@ -435,12 +434,12 @@ impl Core {
         match self.carry_out(|connections| connections.least_busy().try_flush()).await {
             Ok(()) => {
                 self.unflushed.forget(&flushable);
-                self.check_not_stopped()
+                self.flush_failure.check()
             }
             Err(error) => {
                 // After a lost connection the writes are kept until a later flush. Otherwise no later flush makes up for this one.
                 if !is_loss(&error) {
-                    self.stopped.store(true, Ordering::Release);
+                    self.flush_failure.note();
                 }
                 Err(error)
             }
@@ -452,14 +451,7 @@ impl Core {
         if self.export.has(transmission::READ_ONLY) {
             return Err(InvalidRequest::ReadOnly.into());
         }
-        self.check_not_stopped()
-    }
-
-    fn check_not_stopped(&self) -> Result<(), BlockError> {
-        if self.stopped.load(Ordering::Acquire) {
-            return Err(StopCause::FlushFailed.into());
-        }
-        Ok(())
+        self.flush_failure.check()
     }
 }
 
@@ -530,7 +522,7 @@ impl Store for NbdStore {
     }
 
     fn flush(&self) -> Reply<()> {
-        self.start(self.core.check_not_stopped(), |core| async move { core.flush().await })
+        self.start(self.core.flush_failure.check(), |core| async move { core.flush().await })
     }
 
     fn unmap(&self, extent: Extent) -> Reply<()> {
