@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail, ensure};
 use sarsen_lab::access::{self, AccessPattern, NamedPattern};
 use sarsen_lab::distribution::Distribution;
-use sarsen_lab::load::{self, Endpoint, Latency, LoadError, LoadOptions, LoadResult};
+use sarsen_lab::load::{self, DirectionResult, Endpoint, LoadError, LoadOptions, LoadResult};
 use sarsen_lab::mix::Mix;
 use sarsen_lab::study;
 use sarsen_lab::trace::{self, Format, Synthetic};
@@ -445,10 +445,11 @@ fn options(arguments: &LoadArguments, endpoint: Endpoint) -> anyhow::Result<Load
 fn details(result: &LoadResult) -> Vec<String> {
     let mut lines = Vec::new();
     if let (Some(reads), Some(writes)) = (&result.reads, &result.writes) {
-        for (what, latency) in [("reads", reads), ("writes", writes)] {
-            let Latency { ios, mean_us, p50_us, p99_us, p999_us, max_us } = latency;
+        for (what, direction) in [("reads", reads), ("writes", writes)] {
+            let DirectionResult { ios, mb_per_s, mean_us, p50_us, p99_us, p999_us, max_us } =
+                direction;
             lines.push(format!(
-                "{what}: {ios}, latency mean {mean_us:.0} µs, p50 {p50_us:.0} µs, p99 {p99_us:.0} \
+                "{what}: {ios}, {mb_per_s:.1} MB/s, latency mean {mean_us:.0} µs, p50 {p50_us:.0} µs, p99 {p99_us:.0} \
                  µs, p99.9 {p999_us:.0} µs, max {max_us:.0} µs"
             ));
         }
@@ -457,6 +458,7 @@ fn details(result: &LoadResult) -> Vec<String> {
         lines
             .push("not steady: IOPS drifted by more than 10 %, or spread by more than 20 %".into());
     }
+    lines.extend(result.disturbances());
     if let (Some(rate), Some(backlog)) = (result.rate, result.backlog) {
         lines.push(format!(
             "{rate} I/Os a second were requested; {backlog} were still waiting at the end"

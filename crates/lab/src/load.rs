@@ -48,7 +48,7 @@ pub use guard::look;
 pub use ledger::{Mismatch, MismatchKind};
 use replay::Feed;
 pub use replay::Requests;
-pub use result::{Latency, LoadResult};
+pub use result::{DirectionResult, LoadResult};
 use work::Shared;
 
 /// Maximum duration of a wait before the engine reads the clock again.

@@ -88,6 +88,16 @@ pub mod figure {
     pub const TARGET_CPU_US_PER_IO: &str = "target_cpu_us_per_io";
     /// CPU time of the load generator for each I/O, µs.
     pub const CLIENT_CPU_US_PER_IO: &str = "client_cpu_us_per_io";
+    /// Share of the time in which the load generator was ready to run and waited for a processor, %.
+    pub const CLIENT_WAIT_PERCENT: &str = "client_wait_percent";
+    /// Share of the processors' time that the hypervisor gave to other virtual machines, %.
+    pub const STEAL_PERCENT: &str = "steal_percent";
+    /// Change of the wall clock against the monotonic clock, ms.
+    pub const CLOCK_STEP_MS: &str = "clock_step_ms";
+    /// Throughput of the reads, millions of bytes a second.
+    pub const READ_MB_PER_S: &str = "read_mb_per_s";
+    /// Throughput of the writes, millions of bytes a second.
+    pub const WRITE_MB_PER_S: &str = "write_mb_per_s";
     /// Resident memory of the target at the end, KiB.
     pub const TARGET_RSS_KIB: &str = "target_rss_kib";
     /// Throughput of a link towards the targets' side, millions of bytes a second.
@@ -144,6 +154,9 @@ pub struct Measures {
     /// I/Os a second over the duration of the measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub series: Option<Series>,
+    /// The limits of its link and of its medium: the labels of their samples.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub limits: Vec<Labels>,
 }
 
 /// I/Os whose latency is at most `upper_us` and above that of the previous bucket.

@@ -26,6 +26,7 @@ use crate::network::{Link, LinkProfile};
 use crate::record::{Labels, Outcome, Run, Scale};
 use crate::report::Report;
 use crate::target_under_test::{Medium, Running, TargetUnderTest, VolumeSpec};
+use crate::validity;
 
 /// The user's choices for a study.
 #[derive(Clone, Debug)]
@@ -169,6 +170,16 @@ pub fn load_for(access: AccessPattern, warm_up: Duration, duration: Duration) ->
         options.duration = duration;
         subject.put_on(&options)
     })
+}
+
+/// Returns the report of a study with the threats to the validity of the run.
+pub fn report(study: &dyn Study, run: &Run) -> Report {
+    let mut report = study.report(run);
+    if let Some((sentence, section)) = validity::section(run) {
+        report.summary.push(sentence);
+        report.sections.push(section);
+    }
+    report
 }
 
 /// All studies.

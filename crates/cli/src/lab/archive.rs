@@ -9,6 +9,7 @@ use sarsen_lab::archive::Archive;
 use sarsen_lab::compare;
 use sarsen_lab::record::Run;
 use sarsen_lab::report::{self, Format, Report, terminal};
+use sarsen_lab::study;
 use serde_json::json;
 
 use super::run::find;
@@ -101,7 +102,7 @@ pub(super) fn list(arguments: &RunsArguments) -> anyhow::Result<()> {
 
 pub(super) fn report(arguments: &ReportArguments) -> anyhow::Result<()> {
     let run = open(arguments.kept.archive.as_deref())?.run(arguments.run)?;
-    let document = find(&run.study)?.report(&run);
+    let document = study::report(find(&run.study)?, &run);
     match (&arguments.output, arguments.format) {
         (Some(path), format) => {
             let format = format.map_or_else(|| format_of(path), Ok)?;

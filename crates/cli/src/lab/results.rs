@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use sarsen_lab::archive::{Archive, ArchiveError};
 use sarsen_lab::record::Run;
 use sarsen_lab::report::{self, Format};
+use sarsen_lab::study;
 use sarsen_node::control::{LabFormat, LabResults};
 use sarsen_node::schema::LabRun;
 
@@ -44,7 +45,7 @@ impl LabResults for Results {
             Err(ArchiveError::NoSuchRun { .. }) => return Ok(None),
             run => run.map_err(reported)?,
         };
-        let document = find(&run.study).map_err(|error| error.to_string())?.report(&run);
+        let document = study::report(find(&run.study).map_err(|error| error.to_string())?, &run);
         let format = match format {
             LabFormat::Json => Format::Json,
             LabFormat::Html => Format::Html,

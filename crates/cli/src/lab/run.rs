@@ -239,7 +239,7 @@ impl Output {
 
     /// Prints a finished run and writes its reports. Failures of the run are an error.
     pub(super) fn tell(&self, study: &dyn Study, run: &Run) -> anyhow::Result<()> {
-        let document = study.report(run);
+        let document = study::report(study, run);
         if self.json {
             printed(report::write(Format::Json, &document, run, &mut io::stdout().lock()))?;
         } else {

@@ -12,6 +12,8 @@ use super::LoadError;
 pub(super) struct Usage {
     pub(super) seconds: f64,
     pub(super) client_ns: u64,
+    /// Time in which the calling thread was ready to run and waited for a processor.
+    pub(super) client_wait_ns: Option<u64>,
     pub(super) target_ns: u64,
     pub(super) target_rss_kib: u64,
 }
@@ -21,14 +23,15 @@ pub(super) struct Meter<'a> {
     pids: &'a [u32],
     begin: Instant,
     client_ns: u64,
+    client_wait_ns: Option<u64>,
     target_ns: u64,
 }
 
 impl<'a> Meter<'a> {
     pub(super) fn start(pids: &'a [u32]) -> Result<Self, LoadError> {
         let target_ns = cpu_ns(pids)?;
-        let client_ns = own_cpu_ns();
-        Ok(Self { pids, begin: sarsen_io::time::now(), client_ns, target_ns })
+        let (client_ns, client_wait_ns) = (own_cpu_ns(), own_wait_ns());
+        Ok(Self { pids, begin: sarsen_io::time::now(), client_ns, client_wait_ns, target_ns })
     }
 
     pub(super) const fn begin(&self) -> Instant {
@@ -40,6 +43,9 @@ impl<'a> Meter<'a> {
         Ok(Usage {
             seconds: end.duration_since(self.begin).as_secs_f64(),
             client_ns: own_cpu_ns() - self.client_ns,
+            client_wait_ns: own_wait_ns()
+                .zip(self.client_wait_ns)
+                .map(|(now, before)| now.saturating_sub(before)),
             target_ns: cpu_ns(self.pids)?.saturating_sub(self.target_ns),
             target_rss_kib: resident_kib(self.pids)?,
         })
@@ -50,6 +56,16 @@ impl<'a> Meter<'a> {
 fn own_cpu_ns() -> u64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Returns the time in which the calling thread was ready to run and waited for a processor.
+fn own_wait_ns() -> Option<u64> {
+    waited(&fs::read_to_string("/proc/thread-self/schedstat").ok()?)
+}
+
+/// Returns the second field of a `schedstat`.
+fn waited(schedstat: &str) -> Option<u64> {
+    schedstat.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
 /// Returns the CPU time of all existing threads of these processes. The CPU time of ended threads is not included.
@@ -101,6 +117,8 @@ mod tests {
         let me = [std::process::id()];
         assert!(cpu_ns(&me).unwrap() > 0);
         assert!(own_cpu_ns() > 0);
+        assert_eq!(waited("2130 417 9\n"), Some(417));
+        assert_eq!(waited("0\n"), None);
         assert!(resident_kib(&me).unwrap() > 100);
         assert!(cpu_ns(&[u32::MAX]).is_err());
     }

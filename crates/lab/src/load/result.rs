@@ -11,6 +11,7 @@ use super::process::Usage;
 use super::tally::LoadCounters;
 use super::work::Shared;
 use crate::record::{Bucket, Measures, Series, figure};
+use crate::validity;
 
 /// Number of latency buckets for each power of ten, and the maximum number of buckets.
 const BUCKETS_PER_DECADE: f64 = 20.0;
@@ -43,6 +44,10 @@ pub struct LoadResult {
     pub target_cpu_us_per_io: Option<f64>,
     /// CPU time of this thread.
     pub client_cpu_us_per_io: f64,
+    /// Share of the time in which this thread was ready to run and waited for a processor; absent if the kernel does not
+    /// report it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_wait_percent: Option<f64>,
     /// Resident memory of the target's processes at the end; absent if none was named.
     pub target_rss_kib: Option<u64>,
     /// I/Os that failed, from the first one on: they ended with a status other than GOOD or transferred too little.
@@ -55,12 +60,12 @@ pub struct LoadResult {
     pub ios: u64,
     /// Length of the measurement.
     pub seconds: f64,
-    /// Latencies of the reads; absent if there were none.
+    /// The reads; absent if there were none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub reads: Option<Latency>,
-    /// Latencies of the writes; absent if there were none.
+    pub reads: Option<DirectionResult>,
+    /// The writes; absent if there were none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub writes: Option<Latency>,
+    pub writes: Option<DirectionResult>,
     /// Requested I/Os per second of an open loop.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate: Option<f64>,
@@ -104,6 +109,8 @@ impl LoadResult {
         let figures = [
             (figure::IOPS, Some(self.iops)),
             (figure::MB_PER_S, Some(self.mb_per_s)),
+            (figure::READ_MB_PER_S, self.reads.as_ref().map(|reads| reads.mb_per_s)),
+            (figure::WRITE_MB_PER_S, self.writes.as_ref().map(|writes| writes.mb_per_s)),
             (figure::MEAN_US, Some(self.mean_us)),
             (figure::MIN_US, Some(self.min_us)),
             (figure::P50_US, Some(self.p50_us)),
@@ -113,6 +120,7 @@ impl LoadResult {
             (figure::DEVIATION_US, Some(self.deviation_us)),
             (figure::TARGET_CPU_US_PER_IO, self.target_cpu_us_per_io),
             (figure::CLIENT_CPU_US_PER_IO, Some(self.client_cpu_us_per_io)),
+            (figure::CLIENT_WAIT_PERCENT, self.client_wait_percent),
             (figure::TARGET_RSS_KIB, self.target_rss_kib.map(|kib| kib as f64)),
             (figure::STEADY, Some(f64::from(u8::from(self.steady)))),
         ];
@@ -122,15 +130,23 @@ impl LoadResult {
             texts: self.parameters.clone(),
             latencies: self.latencies.clone(),
             series: self.series.clone(),
+            limits: Vec::new(),
         }
+    }
+
+    /// Returns the circumstances in which the result may not be that of the target, such as a lack of processor time.
+    pub fn disturbances(&self) -> Vec<String> {
+        validity::disturbances(&self.measures()).map(|threat| threat.to_string()).collect()
     }
 }
 
-/// Latencies of one kind of I/O.
+/// The reads or the writes of a load.
 #[derive(Clone, Debug, Serialize)]
-pub struct Latency {
+pub struct DirectionResult {
     /// Number of I/Os.
     pub ios: u64,
+    /// Megabytes (10^6 bytes) per second.
+    pub mb_per_s: f64,
     /// Mean latency.
     pub mean_us: f64,
     /// Median latency.
@@ -143,11 +159,12 @@ pub struct Latency {
     pub max_us: f64,
 }
 
-impl Latency {
-    fn of(histogram: &Histogram<u64>) -> Option<Self> {
+impl DirectionResult {
+    fn of(histogram: &Histogram<u64>, mb_per_s: f64) -> Option<Self> {
         let percentile = |q: f64| histogram.value_at_quantile(q) as f64 / 1e3;
         (!histogram.is_empty()).then(|| Self {
             ios: histogram.len(),
+            mb_per_s,
             mean_us: histogram.mean() / 1e3,
             p50_us: percentile(0.5),
             p99_us: percentile(0.99),
@@ -190,14 +207,15 @@ pub(super) fn result(
     // Both histograms have the same bounds.
     let added = all.add(&tally.writes);
     assert!(added.is_ok(), "histograms of the same bounds");
-    let Usage { seconds, client_ns, target_ns, target_rss_kib } = usage;
+    let Usage { seconds, client_ns, client_wait_ns, target_ns, target_rss_kib } = usage;
+    let mb_per_s = |bytes: u64| bytes as f64 / 1e6 / seconds;
     let per_io = |ns: u64| ns as f64 / 1e3 / tally.ios.max(1) as f64;
     let percentile = |q: f64| all.value_at_quantile(q) as f64 / 1e3;
     let known = !options.target_pids.is_empty();
     let ledger = shared.ledger.as_ref().map(|ledger| ledger.borrow());
     LoadResult {
         iops: tally.ios as f64 / seconds,
-        mb_per_s: tally.bytes as f64 / 1e6 / seconds,
+        mb_per_s: mb_per_s(tally.read_bytes + tally.written_bytes),
         mean_us: all.mean() / 1e3,
         min_us: all.min() as f64 / 1e3,
         p50_us: percentile(0.5),
@@ -207,13 +225,14 @@ pub(super) fn result(
         deviation_us: all.stdev() / 1e3,
         target_cpu_us_per_io: known.then(|| per_io(target_ns)),
         client_cpu_us_per_io: per_io(client_ns),
+        client_wait_percent: client_wait_ns.map(|ns| 100.0 * ns as f64 / 1e9 / seconds),
         target_rss_kib: known.then_some(target_rss_kib),
         errors: tally.errors,
         first_error: tally.first_error.clone(),
         ios: tally.ios,
         seconds,
-        reads: Latency::of(&tally.reads),
-        writes: Latency::of(&tally.writes),
+        reads: DirectionResult::of(&tally.reads, mb_per_s(tally.read_bytes)),
+        writes: DirectionResult::of(&tally.writes, mb_per_s(tally.written_bytes)),
         rate: options.rate,
         backlog: options.rate.map(|_| backlog),
         verified_blocks: ledger.as_ref().map(|ledger| ledger.verified),

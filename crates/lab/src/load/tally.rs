@@ -26,7 +26,8 @@ pub(super) struct LoadCounters {
     pub(super) reads: Histogram<u64>,
     pub(super) writes: Histogram<u64>,
     pub(super) ios: u64,
-    pub(super) bytes: u64,
+    pub(super) read_bytes: u64,
+    pub(super) written_bytes: u64,
     pub(super) last_answer: Instant,
     pub(super) errors: u64,
     pub(super) first_error: Option<String>,
@@ -46,7 +47,8 @@ impl LoadCounters {
             reads: latency_histogram()?,
             writes: latency_histogram()?,
             ios: 0,
-            bytes: 0,
+            read_bytes: 0,
+            written_bytes: 0,
             last_answer: start,
             errors: 0,
             first_error: None,
@@ -73,8 +75,12 @@ impl LoadCounters {
     pub(super) fn note_io(&mut self, latency: Duration, reads: bool, bytes: u32) {
         if self.measuring {
             self.ios += 1;
-            self.bytes += u64::from(bytes);
-            let latencies = if reads { &mut self.reads } else { &mut self.writes };
+            let (latencies, total) = if reads {
+                (&mut self.reads, &mut self.read_bytes)
+            } else {
+                (&mut self.writes, &mut self.written_bytes)
+            };
+            *total += u64::from(bytes);
             latencies.saturating_record(latency.as_nanos() as u64);
         }
     }

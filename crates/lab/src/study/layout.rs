@@ -1,6 +1,6 @@
 //! Functions that the reports of several studies share: cells, comparisons, sections.
 
-use crate::record::{Bucket, Labels, Measures, Outcome, Run, figure};
+use crate::record::{Bucket, Labels, Measures, Outcome, Run, Sample, figure};
 use crate::report::{Axis, BarSeries, Block, Cell, LineSeries, Lines, Section, Table};
 use crate::statistics::{Difference, Summary};
 
@@ -116,15 +116,20 @@ pub(super) fn limits(run: &Run) -> Option<Section> {
         columns: ["Limit", "Figure", "Value", "Unit"].map(Into::into).to_vec(),
         ..Table::default()
     };
-    for sample in run.samples.iter().filter(|sample| sample.labels.value("limit").is_some()) {
+    let is_first = |sample: &&Sample| {
+        sample.labels.value("limit").is_some()
+            && run.cells(&sample.labels).next().is_some_and(|first| std::ptr::eq(first, *sample))
+    };
+    for sample in run.samples.iter().filter(is_first) {
         let kind = sample.labels.value("limit").unwrap_or_default();
         let of = format!("{kind} {}", sample.labels.value(kind).unwrap_or_default());
         let row = |what: &str, value, unit: &str| vec![text(&of), text(what), value, text(unit)];
         match &sample.outcome {
             Outcome::Measured(Measures { figures, texts, .. }) => {
-                for (name, &value) in figures {
+                for name in figures.keys() {
                     let (what, unit) = figure::split_unit(name);
-                    table.rows.push(row(&what, number(Some(value), 1), unit));
+                    let best = crate::limits::best(run, &sample.labels, name);
+                    table.rows.push(row(&what, number(best, 1), unit));
                 }
                 table
                     .notes
@@ -137,8 +142,8 @@ pub(super) fn limits(run: &Run) -> Option<Section> {
         }
     }
     table.notes.push(
-        "The limit of a link is the highest rate of a plain TCP stream over one or four \
-         connections. If a target exceeds it, the stream was slower than the link."
+        "Limits are the best of the measurements before and after the cells. That of a link is the \
+         highest rate of a plain TCP stream over one or four connections."
             .into(),
     );
     (!table.rows.is_empty())
@@ -237,7 +242,7 @@ pub(super) fn sweep(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Sample, Scale};
+    use crate::record::Scale;
 
     fn run(repetitions: &[&[(f64, u64)]]) -> Run {
         let mut run = crate::study::record("study", Scale::Quick, String::new());

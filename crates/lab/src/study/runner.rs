@@ -4,9 +4,12 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
+use sarsen_node::stores::CacheMode;
+
 use super::{Choices, NOT_TO_BE_WRITTEN, Plan, Point, Study, Subject};
 use crate::access::AccessPattern;
 use crate::archive::{Archive, ArchiveError, RunLock};
+use crate::disturbances::Disturbances;
 use crate::folder::PrivateFolder;
 use crate::limits::{self, LimitError};
 use crate::load::{self, Endpoint, LoadOptions};
@@ -20,6 +23,8 @@ use crate::trace::Request;
 
 /// Number of bytes of an I/O that fills a volume before the measurements.
 const FILL_BYTES: u32 = 1 << 20;
+/// Limits are measured before the cells and after them.
+const LIMIT_REPETITIONS: u32 = 2;
 
 /// The settings of a study's run.
 #[derive(Clone, Debug)]
@@ -149,14 +154,17 @@ pub fn run(
         watcher.measured(&sample);
         Ok::<_, RunError>(())
     };
-    if plan.limits {
-        for (labels, measure) in context.limits(folder.path()) {
-            if !made.contains(&(labels.clone(), 1)) {
+    let limits = if plan.limits { context.limits(folder.path()) } else { Vec::new() };
+    let measure_limits = |watcher: &mut dyn Watcher, repetition| {
+        for (labels, measure) in &limits {
+            if !made.contains(&(labels.clone(), repetition)) {
                 watcher.does(&format!("measuring the limit of {labels}"));
-                keep(watcher, &labels, 1, measure())?;
+                keep(watcher, labels, repetition, measure())?;
             }
         }
-    }
+        Ok::<_, RunError>(())
+    };
+    measure_limits(watcher, 1)?;
     let unfilled = context.fill(watcher);
     if !unfilled.is_empty() {
         run.setting.network.extend(unfilled);
@@ -170,6 +178,8 @@ pub fn run(
             }
         }
     }
+    // The machine may have been slower at the beginning than later.
+    measure_limits(watcher, LIMIT_REPETITIONS)?;
     archive.end(id, now())?;
     Ok(archive.run(id)?)
 }
@@ -221,7 +231,7 @@ fn measurements(plan: &Plan) -> usize {
     let media = [Medium::Ram, Medium::Disk];
     let used = media.iter().filter(|medium| plan.volumes.iter().any(|v| v.medium == **medium));
     let limits = if plan.limits { plan.links.len() + used.count() } else { 0 };
-    limits + plan.points.len() * plan.repetitions as usize
+    limits * LIMIT_REPETITIONS as usize + plan.points.len() * plan.repetitions as usize
 }
 
 /// The cells that were measured earlier, with their repetitions.
@@ -358,7 +368,6 @@ impl RunContext<'_> {
             Scale::Quick => Duration::from_secs(1),
             Scale::Full => Duration::from_secs(10),
         };
-        let limit = |kind: &str, of: &str| Labels::new().with("limit", kind).with(kind, of);
         let mut limits: Vec<Limit<'a>> = Vec::new();
         for link in self.network.links() {
             let measure = move || match &link.address {
@@ -370,13 +379,13 @@ impl RunContext<'_> {
             };
             limits.push((limit("link", &link.profile.name), Box::new(measure)));
         }
-        for (medium, name) in [(Medium::Ram, "ram"), (Medium::Disk, "disk")] {
+        for medium in [Medium::Ram, Medium::Disk] {
             let measure = move || {
                 let limit = limits::medium(medium, folder, duration);
                 measured(limit.map(|limit| limit.measures()))
             };
             if self.plan.volumes.iter().any(|volume| volume.medium == medium) {
-                limits.push((limit("medium", name), Box::new(measure)));
+                limits.push((limit("medium", medium_name(medium)), Box::new(measure)));
             }
         }
         limits
@@ -413,16 +422,34 @@ impl RunContext<'_> {
         let seed = self.choices.seed.wrapping_add(repetition.into());
         let may_write = self.may_write(point.target_under_test);
         let subject = Subject { endpoint, running, link, volume, seed, may_write };
-        let outcome = if elsewhere {
+        let disturbances = Disturbances::watch();
+        let mut outcome = if elsewhere {
             (point.measurement)(&subject)
         } else {
             self.network.on_initiator_side(|| (point.measurement)(&subject))
         };
+        if let Outcome::Measured(measures) = &mut outcome {
+            measures.figures.extend(disturbances.figures());
+            measures.limits = self.limits_of(volume, link);
+        }
         // The exit of a target explains more than the client's error does.
         Ok(match (outcome, running.ended()) {
             (Outcome::Failed(reason), Some(end)) => Outcome::Failed(format!("{reason}; {end}")),
             (outcome, _) => outcome,
         })
+    }
+
+    /// Returns the labels of the limits of a cell. Through a cache, a medium has none.
+    fn limits_of(&self, volume: &VolumeSpec, link: &Link) -> Vec<Labels> {
+        if !self.plan.limits {
+            return Vec::new();
+        }
+        let past_caches = match volume.medium {
+            Medium::Ram => true,
+            Medium::Disk => matches!(volume.cache, CacheMode::None | CacheMode::DirectSync),
+        };
+        let medium = past_caches.then(|| limit("medium", medium_name(volume.medium)));
+        [limit("link", &link.profile.name)].into_iter().chain(medium).collect()
     }
 
     fn may_write(&self, target_under_test: usize) -> bool {
@@ -468,6 +495,18 @@ impl RunContext<'_> {
             }
         }
         unfilled
+    }
+}
+
+/// Returns the labels of the samples of a limit.
+fn limit(kind: &str, of: &str) -> Labels {
+    Labels::new().with("limit", kind).with(kind, of)
+}
+
+const fn medium_name(medium: Medium) -> &'static str {
+    match medium {
+        Medium::Ram => "ram",
+        Medium::Disk => "disk",
     }
 }
 

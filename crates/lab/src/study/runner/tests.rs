@@ -1,8 +1,16 @@
 use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use sarsen_block::layers::{Fault, Faults, FaultyStore, Times};
+use sarsen_block::{BlockSize, Extent, MemoryStore};
+use sarsen_io::threads;
 
 use super::*;
+use crate::load::OpenStore;
 use crate::record::Scale;
-use crate::report::Report;
+use crate::report::{self, Format, Report};
 use crate::study::load_for;
 
 const BYTES: u64 = 1 << 20;
@@ -303,4 +311,110 @@ fn cells_are_chosen_by_any_of_the_values_of_every_dimension() {
         error,
         "no cell of this run has test d; the cells have target (0, 1); test (a, b, c)"
     );
+}
+
+/// A study of one cell with this measurement.
+struct OneCell(fn(&Subject<'_>) -> Outcome);
+
+impl Study for OneCell {
+    fn name(&self) -> &'static str {
+        "one-cell"
+    }
+
+    fn about(&self) -> &'static str {
+        "a study of one cell"
+    }
+
+    fn plan(&self, choices: &Choices) -> Option<Plan> {
+        let mut plan = Small.plan(choices)?;
+        plan.points.truncate(1);
+        for point in &mut plan.points {
+            point.measurement = Box::new(self.0);
+        }
+        Some(plan)
+    }
+
+    fn report(&self, run: &Run) -> Report {
+        Small.report(run)
+    }
+}
+
+impl OneCell {
+    /// Returns a report in Markdown of a run with this measurement.
+    fn report_of(measurement: fn(&Subject<'_>) -> Outcome) -> String {
+        let fixture = RunnerFixture::new(vec![TargetUnderTest::Direct]);
+        let (choices, settings) = (&fixture.choices, &fixture.settings);
+        let study = Self(measurement);
+        let run = run(&study, choices, settings, &fixture.archive, &mut Notes::default()).unwrap();
+        let report = crate::study::report(&study, &run);
+        let mut text = Vec::new();
+        report::write(Format::Markdown, &report, &run, &mut text).unwrap();
+        String::from_utf8(text).unwrap()
+    }
+}
+
+/// Runs `work` on one processor that three other threads keep busy.
+fn starved<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let ended = AtomicBool::new(false);
+    let spin = || {
+        while !ended.load(Ordering::Relaxed) {
+            std::hint::spin_loop();
+        }
+    };
+    let pinned = || {
+        let here = sched_getaffinity(None).unwrap();
+        let first = (0..CpuSet::MAX_CPU).find(|&cpu| here.is_set(cpu)).unwrap();
+        let mut one = CpuSet::new();
+        one.set(first);
+        sched_setaffinity(None, &one).unwrap();
+        let work = || {
+            let result = work();
+            ended.store(true, Ordering::Relaxed);
+            result
+        };
+        let with_one = || threads::beside("spin", spin, work).unwrap().1;
+        let with_two = || threads::beside("spin", spin, with_one).unwrap().1;
+        threads::beside("spin", spin, with_two).unwrap().1
+    };
+    // The affinity ends with this thread.
+    threads::beside("pinned", pinned, || ()).unwrap().0
+}
+
+#[test]
+fn a_starved_load_generator_is_called_out_by_the_report() {
+    let reads = |subject: &Subject<'_>| {
+        let access = AccessPattern {
+            block_bytes: 4096,
+            read_percent: 100,
+            random_percent: 0,
+            queue_depth: 1,
+        };
+        load_for(access, Duration::ZERO, Duration::from_millis(50))(subject)
+    };
+    let report = starved(|| OneCell::report_of(reads));
+    assert!(report.contains("2 of 2 measurements may be invalid"), "{report}");
+    assert!(report.contains("the load generator waited for a processor"), "{report}");
+}
+
+#[test]
+fn a_cell_that_fails_halfway_has_no_figures() {
+    let report = OneCell::report_of(|subject| {
+        let blocks = BYTES / 512;
+        let faults = Faults::default();
+        faults.add(Fault::Unreadable(Extent::new(blocks / 2, blocks / 2)), Times::Always);
+        let inner = Arc::new(MemoryStore::new(BlockSize::B512, blocks));
+        let store = OpenStore::new(Arc::new(FaultyStore::new(inner, faults)));
+        let access = AccessPattern {
+            block_bytes: 4096,
+            read_percent: 100,
+            random_percent: 0,
+            queue_depth: 1,
+        };
+        let mut options = subject.load_options(access);
+        options.endpoint = Endpoint::Memory(store);
+        options.duration = Duration::from_millis(50);
+        subject.put_on(&options)
+    });
+    assert!(report.contains("I/Os failed, the first one with"), "{report}");
+    assert!(report.contains("0 of 2"), "{report}");
 }
