@@ -5,6 +5,8 @@
 //! an interrupted run can resume. The study creates a [`Report`] from the finished [`Run`].
 
 pub mod aravindan;
+#[cfg(test)]
+mod coverage;
 mod layout;
 pub mod lu_du;
 pub mod lunden;

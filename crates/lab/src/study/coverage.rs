@@ -1,0 +1,187 @@
+//! The page of the guide that lists the experiments and findings of the studies, and which of them the lab measures.
+//!
+//! The list is `published/experiments.csv`. A row that claims a measurement names cells, and the study's plan must have
+//! them.
+
+use std::fmt::Write as _;
+
+use serde::Deserialize;
+
+use super::soundness::choices;
+use super::{ALL, Choices, Plan, Study};
+use crate::bonnie;
+use crate::record::{Labels, Scale};
+use crate::target_under_test::TargetUnderTest;
+
+/// An experiment, a table, a figure or a finding of a study.
+#[derive(Deserialize)]
+struct Experiment {
+    /// The study's name.
+    study: String,
+    /// Its number in the study.
+    id: String,
+    /// What was varied and measured, and how.
+    subject: String,
+    /// The result.
+    finding: String,
+    coverage: Coverage,
+    /// The cells that measure it: `test=Web Server, mtu=9000`.
+    cells: String,
+    /// What is missing, or the reason why nothing is measured.
+    note: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Coverage {
+    Measured,
+    Partly,
+    #[serde(rename = "not measured")]
+    NotMeasured,
+}
+
+impl Coverage {
+    const ALL: [Self; 3] = [Self::Measured, Self::Partly, Self::NotMeasured];
+
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Measured => "measured",
+            Self::Partly => "partly",
+            Self::NotMeasured => "not measured",
+        }
+    }
+}
+
+/// The set-up of a study, with the abbreviations of its rows.
+const SET_UPS: [(&str, &str); 5] = [
+    (
+        "trinkle",
+        "Four targets on one server, one gigabit. *P* is a physical Windows initiator, *V* a virtual machine on ESXi. \
+         *W* is the workload of the ten access specifications: *W Thr* the eight that are measured in MB/s, *W IOPS* the \
+         two of 512 bytes. The load generator of the lab corresponds to *P*.",
+    ),
+    (
+        "novell",
+        "*A* is a pair of equal machines with SLES or NetWare, *B* a pair of other machines. *dd-w* writes to the raw \
+         disk with `dd oflag=direct`; *dd-r* reads a file of 4 MB on ext3 with `dd`; *DPM* is NetWare's DPMETERM, which \
+         reads.",
+    ),
+    (
+        "lu-du",
+        "*SAN* is Fibre Channel, *GigE* iSCSI through a gateway on a gigabit LAN, *Campus* iSCSI over 100 Mbit/s, a VPN \
+         and a firewall. *Light* is one command at a time, *Heavy* 64 threads on six disks. The lab has the medium \
+         without a network, the loopback, and links of 100 Mbit/s without and with delay.",
+    ),
+    (
+        "aravindan",
+        "*L* is a target in a virtual machine on one server, and an initiator on another one. *FIO* is fio with writes, \
+         with reads, and with both in parallel. The study prints its results as charts.",
+    ),
+    (
+        "lunden",
+        "Xen machines on four blade servers with two bonded gigabit ports each; 100 runs of bonnie++ for each set-up. \
+         The lab runs bonnie++ in a mounted folder (`--mount`) or reads its output.",
+    ),
+];
+
+fn experiments() -> Vec<Experiment> {
+    let text = include_str!("../../published/experiments.csv");
+    csv::Reader::from_reader(text.as_bytes()).deserialize().map(Result::unwrap).collect()
+}
+
+/// Parses `dimension=value, …`.
+fn labels(cells: &str) -> Labels {
+    cells.split(", ").fold(Labels::new(), |labels, label| {
+        let (dimension, value) = label.split_once('=').unwrap_or_else(|| panic!("{cells:?}"));
+        labels.with(dimension, value)
+    })
+}
+
+/// Returns the complete plans of a study: with its own targets, and with the stripes that only sarsen has.
+fn plans(study: &dyn Study) -> Vec<Plan> {
+    let default = choices(Scale::Full);
+    let sarsen = Choices { targets_under_test: vec![TargetUnderTest::Sarsen], ..default.clone() };
+    [default, sarsen].iter().filter_map(|choices| study.plan(choices)).collect()
+}
+
+/// Whether a study measures these cells or these limits.
+fn measures(study: &dyn Study, cells: &Labels) -> bool {
+    let plans = plans(study);
+    if plans.is_empty() {
+        let operation = cells.value("operation").expect("a study without a plan has operations");
+        return bonnie::OPERATIONS.iter().any(|known| known.name == operation);
+    }
+    if cells.value("limit").is_some() {
+        return plans.iter().any(|plan| plan.limits);
+    }
+    plans.iter().flat_map(|plan| &plan.points).any(|point| point.labels.include(cells))
+}
+
+#[test]
+fn every_experiment_that_is_measured_has_cells_in_the_plan_of_its_study() {
+    for Experiment { study, id, coverage, cells, note, .. } in experiments() {
+        let found = super::find(&study).unwrap_or_else(|| panic!("no study {study}"));
+        match coverage {
+            Coverage::NotMeasured => {
+                assert!(cells.is_empty() && !note.is_empty(), "{study} {id} gives no reason");
+            }
+            Coverage::Measured | Coverage::Partly => {
+                assert!(measures(found, &labels(&cells)), "{study} {id}: no cell has {cells}");
+            }
+        }
+        assert!(coverage != Coverage::Partly || !note.is_empty(), "{study} {id} is not complete");
+    }
+}
+
+fn page() -> String {
+    let experiments = experiments();
+    let mut page = String::from(
+        "# Experiments of the studies\n\n\
+         The five studies that the [lab](lab.md) repeats have the following experiments, tables, figures and findings. \
+         *Measured*: the lab varies the same factor over the same levels and measures the same quantity. *Partly*: \
+         something is missing, which is named. Other hardware, other versions and the rate of a network do not count as \
+         missing. `--only` selects the cells, for example `sarsen lab run trinkle --only 'mtu=9000'`; limits are \
+         measured in each run.\n\n\
+         <!-- Generated from crates/lab/published/experiments.csv by the tests of sarsen-lab with SARSEN_WRITE=1. -->\n\n\
+         | Study | Experiments | Measured | Partly | Not measured |\n| --- | --- | --- | --- | --- |\n",
+    );
+    let mut count = |name: &str, chosen: &dyn Fn(&Experiment) -> bool| {
+        let all = experiments.iter().filter(|experiment| chosen(experiment));
+        let counts = Coverage::ALL.map(|coverage| {
+            all.clone().filter(|experiment| experiment.coverage == coverage).count().to_string()
+        });
+        writeln!(page, "| {name} | {} | {} |", all.count(), counts.join(" | ")).unwrap();
+    };
+    for study in ALL {
+        count(study.name(), &|experiment| experiment.study == study.name());
+    }
+    count("all", &|_| true);
+    for (study, set_up) in SET_UPS {
+        writeln!(
+            page,
+            "\n## {study}\n\n{set_up}\n\n| Place | Subject | Finding | In the lab |\n| --- | --- | --- | --- |"
+        )
+        .unwrap();
+        for experiment in experiments.iter().filter(|experiment| experiment.study == study) {
+            let Experiment { id, subject, finding, coverage, cells, note, .. } = experiment;
+            let cells = if cells.is_empty() { String::new() } else { format!(" (`{cells}`)") };
+            let note = if note.is_empty() { String::new() } else { format!(": {note}") };
+            let coverage = coverage.as_str();
+            writeln!(page, "| {id} | {subject} | {finding} | **{coverage}**{cells}{note} |")
+                .unwrap();
+        }
+    }
+    page
+}
+
+#[test]
+fn the_guide_lists_all_experiments() {
+    let path =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guide/experiments.md");
+    let page = page();
+    if std::env::var_os("SARSEN_WRITE").is_some() {
+        std::fs::write(&path, &page).unwrap();
+    }
+    let committed = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(page == committed, "run it with SARSEN_WRITE=1 and look at what has changed");
+}
