@@ -32,7 +32,8 @@ pub struct NetworkLimit {
 pub struct StoreLimit {
     /// Millions of bytes per second of large sequential reads.
     pub sequential_read_mb_per_s: f64,
-    /// Millions of bytes per second of large sequential writes, until they are durable.
+    /// Millions of bytes per second of large sequential writes to blocks that were written before; through the page cache,
+    /// until they are durable.
     pub sequential_write_mb_per_s: f64,
     /// Random reads of 4 KiB per second, one after the other.
     pub random_read_iops: f64,

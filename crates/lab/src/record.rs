@@ -88,6 +88,9 @@ pub mod figure {
     pub const TARGET_CPU_US_PER_IO: &str = "target_cpu_us_per_io";
     /// CPU time of the load generator for each I/O, µs.
     pub const CLIENT_CPU_US_PER_IO: &str = "client_cpu_us_per_io";
+    /// Share of a processor that the load generator used, %. Without a protocol, the generator does the target's work, too:
+    /// then it is absent.
+    pub const CLIENT_BUSY_PERCENT: &str = "client_busy_percent";
     /// Share of the time in which the load generator was ready to run and waited for a processor, %.
     pub const CLIENT_WAIT_PERCENT: &str = "client_wait_percent";
     /// Share of the processors' time that the hypervisor gave to other virtual machines, %.

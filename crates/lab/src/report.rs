@@ -150,6 +150,17 @@ pub struct Table {
     pub heat: bool,
 }
 
+impl Table {
+    /// Whether it has published figures and no others.
+    fn is_published(&self) -> bool {
+        let cells = || self.rows.iter().flatten();
+        let is_published = |cell: &Cell| matches!(cell, Cell::Published { .. });
+        let is_own =
+            |cell: &Cell| !matches!(cell, Cell::Text(_) | Cell::Empty) && !is_published(cell);
+        cells().any(is_published) && !cells().any(is_own)
+    }
+}
+
 /// A cell of a table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

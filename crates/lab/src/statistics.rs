@@ -115,6 +115,38 @@ impl Difference {
     }
 }
 
+/// A line through points: the one with the smallest squares of relative deviations.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Line {
+    /// Its value at zero.
+    pub at_zero: f64,
+    /// Its slope.
+    pub slope: f64,
+    /// The greatest relative deviation of a point.
+    pub deviation: f64,
+}
+
+impl Line {
+    /// Returns the line through points with positive values; `None` if there are fewer than three of them, or if they are
+    /// not numbers.
+    pub fn through(points: &[(f64, f64)]) -> Option<Self> {
+        if points.len() < 3 || points.iter().any(|&(_, y)| y <= 0.0) {
+            return None;
+        }
+        let sum = |of: fn(f64, f64) -> f64| -> f64 {
+            points.iter().map(|&(x, y)| of(x, y) / (y * y)).sum()
+        };
+        let (weight, x, y) = (sum(|_, _| 1.0), sum(|x, _| x), sum(|_, y| y));
+        let (xx, xy) = (sum(|x, _| x * x), sum(|x, y| x * y));
+        let slope = (weight * xy - x * y) / (weight * xx - x * x);
+        let at_zero = (y - slope * x) / weight;
+        let off = |&(x, y): &(f64, f64)| ((at_zero + slope * x) / y - 1.0).abs();
+        let deviation = points.iter().map(off).fold(0.0, f64::max);
+        let found = [at_zero, slope, deviation].iter().all(|value| value.is_finite());
+        found.then_some(Self { at_zero, slope, deviation })
+    }
+}
+
 /// Returns which of several p-values are significant, with an expected false discovery rate of at most one in twenty
 /// (Benjamini and Hochberg 1995).
 pub fn discoveries(p_values: &[f64]) -> Vec<bool> {
@@ -180,6 +212,23 @@ mod tests {
         assert_eq!(Difference::between(&[0.0, 0.0], &[1.0, 1.0]), None);
         assert!(Difference::between(&[1.0, 1.0], &[2.0, 2.0]).unwrap().is_real());
         assert!(!Difference::between(&[1.0, 1.0], &[1.0, 1.0]).unwrap().is_real());
+    }
+
+    #[test]
+    fn a_line_counts_relative_deviations() {
+        let exact = [4.0, 64.0, 4096.0].map(|x| (x, 150.0 + 8.0 * x));
+        let line = Line::through(&exact).unwrap();
+        assert!(near(line.at_zero, 150.0) && near(line.slope, 8.0), "{line:?}");
+        assert!(line.deviation < 1e-9);
+        // An error of a tenth of the greatest value hardly moves the fixed part.
+        let mut points = exact;
+        points[2].1 *= 1.1;
+        let line = Line::through(&points).unwrap();
+        assert!((line.at_zero - 150.0).abs() < 5.0 && line.deviation < 0.1, "{line:?}");
+        assert_eq!(Line::through(&exact[..2]), None);
+        assert_eq!(Line::through(&[(1.0, 1.0); 3]), None);
+        assert_eq!(Line::through(&[(1.0, 0.0), (2.0, 1.0), (3.0, 2.0)]), None);
+        assert_eq!(Line::through(&[(1.0, f64::MAX), (2.0, 5e-324), (3.0, f64::NAN)]), None);
     }
 
     #[test]

@@ -11,7 +11,7 @@ const WAIT_PERCENT: f64 = 25.0;
 /// Share of its processor from which on a load generator is the bottleneck.
 const BUSY_PERCENT: f64 = 95.0;
 /// Share of the processors' time from which on its loss to other virtual machines matters.
-const STEAL_PERCENT: f64 = 5.0;
+const STEAL_PERCENT: f64 = 10.0;
 /// Change of the wall clock from which on it is not that of a program that keeps the time. Such programs that keep the time change it by less.
 const STEP_MS: f64 = 1000.0;
 /// The directions of a load: their figures, and the figures of links and media that limit them.
@@ -105,13 +105,10 @@ impl Threat {
 /// Returns the threats from the circumstances of a measurement.
 pub(crate) fn disturbances(measures: &Measures) -> impl Iterator<Item = Threat> {
     let value = |name: &str| measures.figures.get(name).copied();
-    let busy = value(figure::CLIENT_CPU_US_PER_IO)
-        .zip(value(figure::IOPS))
-        .map(|(us_per_io, iops)| us_per_io * iops / 1e4);
     let from = |minimum: f64| move |value: &f64| value.abs() >= minimum;
     let threats = [
         value(figure::CLIENT_WAIT_PERCENT).filter(from(WAIT_PERCENT)).map(Threat::ClientWaited),
-        busy.filter(from(BUSY_PERCENT)).map(Threat::ClientBusy),
+        value(figure::CLIENT_BUSY_PERCENT).filter(from(BUSY_PERCENT)).map(Threat::ClientBusy),
         value(figure::STEAL_PERCENT).filter(from(STEAL_PERCENT)).map(Threat::Stolen),
         value(figure::CLOCK_STEP_MS).filter(from(STEP_MS)).map(Threat::ClockStepped),
     ];
@@ -250,9 +247,8 @@ mod tests {
     fn a_load_generator_without_enough_processor_time_is_reported() {
         assert_eq!(threat(&[(figure::CLIENT_WAIT_PERCENT, 10.0)]), None);
         assert!(threat(&[(figure::CLIENT_WAIT_PERCENT, 43.2)]).unwrap().contains("for 43 %"));
-        let used = |us| threat(&[(figure::CLIENT_CPU_US_PER_IO, us), (figure::IOPS, 100_000.0)]);
-        assert_eq!(used(9.0), None);
-        assert!(used(9.9).unwrap().contains("used 99 %"));
+        assert_eq!(threat(&[(figure::CLIENT_BUSY_PERCENT, 90.0)]), None);
+        assert!(threat(&[(figure::CLIENT_BUSY_PERCENT, 99.0)]).unwrap().contains("used 99 %"));
         assert_eq!(threat(&[(figure::STEAL_PERCENT, 1.0)]), None);
         assert!(threat(&[(figure::STEAL_PERCENT, 30.0)]).unwrap().contains("gave 30 %"));
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use sarsen_block::{Buffer, Io, SharedMemory as _};
+use sarsen_block::{Buffer, Io, Payload, SharedMemory as _};
 use sarsen_io::cores::{FileEngine, block_on};
 use sarsen_io::file::{File, OpenOptions};
 use sarsen_io::memory::Region;
@@ -72,7 +72,7 @@ fn disk(folder: &Path, duration: Duration) -> Result<StoreLimit, LimitError> {
         return Err(LimitError::NoRoom { folder, free, needed: EXTENT_BYTES_MIN * FREE_PART });
     }
     let (file, path) = open(folder).map_err(system("create a file in the folder"))?;
-    let measured = block_on(FileEngine::Auto, measure(file, extent, duration))
+    let measured = block_on(FileEngine::Auto, measure(file, path, extent, duration))
         .map_err(system("start a ring or a pool for files"))?;
     let [write, read, random, random_32] =
         measured.map_err(system("write and read a file in the folder"))?;
@@ -105,26 +105,37 @@ fn open(folder: &Path) -> io::Result<(File, MediumPath)> {
 }
 
 /// Measures writes, sequential reads, and random reads with one and with many outstanding.
-async fn measure(file: File, extent: u64, duration: Duration) -> io::Result<[Done; 4]> {
-    // Some media store repeated data in less space.
-    let mut content = vec![0; LARGE_BYTES];
-    random::fill(&mut content);
-    let mut number = 0_u64;
+async fn measure(
+    file: File,
+    path: MediumPath,
+    extent: u64,
+    duration: Duration,
+) -> io::Result<[Done; 4]> {
+    // The first write to a block also allocates it. Volumes have been written completely before a study measures them.
+    let mut content = Content::new();
     let mut written = 0;
-    let begin = time::now();
-    let mut write = keep(LARGE_DEPTH, LARGE_BYTES, |ios| {
-        if ios * LARGE_BYTES as u64 >= EXTENT_BYTES_MIN && time::now() >= begin + duration {
-            return None;
-        }
-        let offset = number * LARGE_BYTES as u64 % extent;
-        written = (offset + LARGE_BYTES as u64).max(written);
-        number += 1;
-        content[..8].copy_from_slice(&number.to_ne_bytes());
-        Some(file.write_at(offset, Buffer::copy_of(&content).into(), false))
+    let end = time::now() + duration;
+    keep(LARGE_DEPTH, LARGE_BYTES, |_| {
+        let more = written < EXTENT_BYTES_MIN || (written < extent && time::now() < end);
+        more.then(|| {
+            written += LARGE_BYTES as u64;
+            file.write_at(written - LARGE_BYTES as u64, content.next(), false)
+        })
     })
     .await?;
     file.sync_data().wait().await?;
-    write.seconds = (time::now() - begin).as_secs_f64();
+
+    let begin = time::now();
+    let mut write = keep(LARGE_DEPTH, LARGE_BYTES, |ios| {
+        let offset = ios * LARGE_BYTES as u64 % written;
+        (ios == 0 || time::now() < begin + duration)
+            .then(|| file.write_at(offset, content.next(), false))
+    })
+    .await?;
+    if path == MediumPath::Buffered {
+        file.sync_data().wait().await?;
+        write.seconds = (time::now() - begin).as_secs_f64();
+    }
 
     let end = time::now() + duration;
     let mut offset = 0;
@@ -147,6 +158,26 @@ async fn measure(file: File, extent: u64, duration: Duration) -> io::Result<[Don
     }
     let [random, random_32] = random;
     Ok([write, read, random, random_32])
+}
+
+/// Data of which each piece differs: some media store repeated data in less space.
+struct Content {
+    bytes: Vec<u8>,
+    number: u64,
+}
+
+impl Content {
+    fn new() -> Self {
+        let mut bytes = vec![0; LARGE_BYTES];
+        random::fill(&mut bytes);
+        Self { bytes, number: 0 }
+    }
+
+    fn next(&mut self) -> Payload {
+        self.number += 1;
+        self.bytes[..8].copy_from_slice(&self.number.to_ne_bytes());
+        Buffer::copy_of(&self.bytes).into()
+    }
 }
 
 fn pass_over(file: &File, offset: u64, length: usize) -> Io<io::Result<()>> {

@@ -61,6 +61,11 @@ impl Endpoint {
     pub fn path(path: impl Into<PathBuf>) -> Self {
         Self::File { path: path.into(), cache: CacheMode::default() }
     }
+
+    /// Whether a protocol carries the I/Os. Otherwise this program carries them out itself.
+    pub(crate) const fn has_protocol(&self) -> bool {
+        matches!(self, Self::Iscsi(_) | Self::Nbd(_))
+    }
 }
 
 impl From<Url> for Endpoint {

@@ -44,6 +44,9 @@ pub struct LoadResult {
     pub target_cpu_us_per_io: Option<f64>,
     /// CPU time of this thread.
     pub client_cpu_us_per_io: f64,
+    /// Share of a processor that this thread used; absent without a protocol, where it does the target's work, too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_busy_percent: Option<f64>,
     /// Share of the time in which this thread was ready to run and waited for a processor; absent if the kernel does not
     /// report it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -120,6 +123,7 @@ impl LoadResult {
             (figure::DEVIATION_US, Some(self.deviation_us)),
             (figure::TARGET_CPU_US_PER_IO, self.target_cpu_us_per_io),
             (figure::CLIENT_CPU_US_PER_IO, Some(self.client_cpu_us_per_io)),
+            (figure::CLIENT_BUSY_PERCENT, self.client_busy_percent),
             (figure::CLIENT_WAIT_PERCENT, self.client_wait_percent),
             (figure::TARGET_RSS_KIB, self.target_rss_kib.map(|kib| kib as f64)),
             (figure::STEADY, Some(f64::from(u8::from(self.steady)))),
@@ -209,6 +213,7 @@ pub(super) fn result(
     assert!(added.is_ok(), "histograms of the same bounds");
     let Usage { seconds, client_ns, client_wait_ns, target_ns, target_rss_kib } = usage;
     let mb_per_s = |bytes: u64| bytes as f64 / 1e6 / seconds;
+    let percent = |ns: u64| 100.0 * ns as f64 / 1e9 / seconds;
     let per_io = |ns: u64| ns as f64 / 1e3 / tally.ios.max(1) as f64;
     let percentile = |q: f64| all.value_at_quantile(q) as f64 / 1e3;
     let known = !options.target_pids.is_empty();
@@ -225,7 +230,8 @@ pub(super) fn result(
         deviation_us: all.stdev() / 1e3,
         target_cpu_us_per_io: known.then(|| per_io(target_ns)),
         client_cpu_us_per_io: per_io(client_ns),
-        client_wait_percent: client_wait_ns.map(|ns| 100.0 * ns as f64 / 1e9 / seconds),
+        client_busy_percent: options.endpoint.has_protocol().then(|| percent(client_ns)),
+        client_wait_percent: client_wait_ns.map(percent),
         target_rss_kib: known.then_some(target_rss_kib),
         errors: tally.errors,
         first_error: tally.first_error.clone(),

@@ -50,6 +50,7 @@ pub(super) fn write(report: &Report, run: &Run, out: &mut dyn io::Write) -> io::
                     header {
                         h1 { (one_line(&report.title)) }
                         p.about { (about(run)) }
+                        p.about { (measured_on(run)) }
                         div.summary { @for text in &report.summary { p { (one_line(text)) } } }
                     }
                     nav aria-label="Contents" {
@@ -76,6 +77,25 @@ fn about(run: &Run) -> String {
     let (study, id, scale, began) = (one_line(&run.study), run.id, run.scale, utc(run.began_at));
     let unfinished = if run.ended_at.is_none() { " · unfinished" } else { "" };
     format!("{study} · run {id} · {scale} scale · {began}{unfinished}")
+}
+
+/// Describes the machine of a run, and how to repeat the run.
+fn measured_on(run: &Run) -> Markup {
+    let machine = &run.setting.machine;
+    let facts = ["processor", "cores online", "memory", "hypervisor", "distribution", "kernel"];
+    let facts: Vec<_> = facts
+        .into_iter()
+        .filter_map(|name| Some((name, machine.get(name)?)))
+        .map(|(name, fact)| match name {
+            "cores online" => format!("{} cores", one_line(fact)),
+            "kernel" => format!("kernel {}", one_line(fact)),
+            _ => one_line(fact),
+        })
+        .collect();
+    html! {
+        @if !facts.is_empty() { "Measured on " (facts.join(", ")) ". " }
+        "Repeat it: " code { (one_line(&run.command)) }
+    }
 }
 
 /// The counters for the numbers of tables and charts.
@@ -167,11 +187,16 @@ impl Page {
     }
 
     fn table(&mut self, table: &Table) -> Markup {
+        let caption = one_line(&table.caption);
+        let grid = self.grid(table, &caption);
         html! {
-            figure.table {
-                figcaption { (one_line(&table.caption)) }
-                (self.grid(table, &one_line(&table.caption)))
-                (notes(&table.notes))
+            @if table.is_published() {
+                details.published-table {
+                    summary { (caption) ", as published" }
+                    figure.table { (grid) (notes(&table.notes)) }
+                }
+            } @else {
+                figure.table { figcaption { (caption) } (grid) (notes(&table.notes)) }
             }
         }
     }

@@ -7,21 +7,35 @@ use comfy_table::{CellAlignment, ContentArrangement, LineStyle, TableStyle};
 use super::footnotes::{self, Footnotes};
 use super::numbers::{self, Piece};
 use super::words::one_line;
-use super::{Block, Cell, Report, Table, data};
+use super::{Block, Cell, Report, Table};
 
-/// Approximate maximum number of rows of a table of a chart's data.
-const CHART_ROWS: usize = 20;
-
-/// Writes a report's text, tables, and the data of its charts for a terminal of `width` columns. If the width is
-/// unknown, tables are as wide as necessary.
+/// Writes a report's text and tables for a terminal of `width` columns. If the width is unknown, tables are as wide as
+/// necessary. Charts, and tables that have only published figures, are left out.
 pub fn write(report: &Report, width: Option<u16>, out: &mut dyn io::Write) -> io::Result<()> {
     writeln!(out, "{}", one_line(&report.title))?;
     for text in &report.summary {
         writeln!(out, "\n{}", one_line(text))?;
     }
+    let (mut charts, mut published) = (0, 0);
     for section in &report.sections {
+        let shown = |block: &&Block| match block {
+            Block::Bars(_) | Block::Lines(_) => {
+                charts += 1;
+                false
+            }
+            Block::Table(table) if table.is_published() => {
+                published += 1;
+                false
+            }
+            _ => true,
+        };
+        let blocks: Vec<_> = section.blocks.iter().filter(shown).collect();
+        let only_texts = blocks.iter().all(|block| matches!(block, Block::Text(_)));
+        if only_texts && blocks.len() < section.blocks.len() {
+            continue;
+        }
         writeln!(out, "\n{}", one_line(&section.heading))?;
-        for block in &section.blocks {
+        for block in blocks {
             writeln!(out)?;
             match block {
                 Block::Text(text) => writeln!(out, "{}", one_line(text))?,
@@ -36,16 +50,15 @@ pub fn write(report: &Report, width: Option<u16>, out: &mut dyn io::Write) -> io
                     }
                 }
                 Block::Table(table) => write_table(table, width, out)?,
-                Block::Bars(bars) => write_table(&data::of_bars(bars), width, out)?,
-                Block::Lines(lines) => {
-                    let mut table = data::of_lines(lines);
-                    if data::thinned(&mut table, CHART_ROWS) {
-                        table.notes.push("Only some of the points are shown here.".into());
-                    }
-                    write_table(&table, width, out)?;
-                }
+                Block::Bars(_) | Block::Lines(_) => {}
             }
         }
+    }
+    if charts + published > 0 {
+        writeln!(
+            out,
+            "\nOnly in the files of the report: {charts} charts, {published} tables of published figures."
+        )?;
     }
     Ok(())
 }

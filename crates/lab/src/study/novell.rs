@@ -5,6 +5,8 @@
 //! compared a RAM disk with a hard drive, iSCSI with direct access, cables, and network adapters. The first two
 //! comparisons are the same here. Links with a low rate, a delay or packet loss represent bad cables and adapters.
 
+mod block_cost;
+mod negotiation;
 mod report;
 #[cfg(test)]
 mod tests;
@@ -65,6 +67,12 @@ impl Study for Novell {
         let media = media(choices);
         let times = Times::of(choices.scale);
         let mut points = sweep(&targets_under_test, &media, choices.scale, times);
+        points.extend(negotiation::points(
+            &targets_under_test,
+            media[0],
+            times.warm_up,
+            times.sweep,
+        ));
         let mut links = vec![LinkProfile::loopback()];
         if choices.links {
             points.extend(faults(&targets_under_test, media[0], times));

@@ -23,8 +23,6 @@ use crate::trace::Request;
 
 /// Number of bytes of an I/O that fills a volume before the measurements.
 const FILL_BYTES: u32 = 1 << 20;
-/// Limits are measured before the cells and after them.
-const LIMIT_REPETITIONS: u32 = 2;
 
 /// The settings of a study's run.
 #[derive(Clone, Debug)]
@@ -164,13 +162,14 @@ pub fn run(
         }
         Ok::<_, RunError>(())
     };
-    measure_limits(watcher, 1)?;
     let unfilled = context.fill(watcher);
     if !unfilled.is_empty() {
         run.setting.network.extend(unfilled);
         archive.set_setting(id, &run.setting)?;
     }
+    // The machine is slower at some times than at others: the best of all measurements of a limit counts.
     for repetition in 1..=plan.repetitions {
+        measure_limits(watcher, repetition)?;
         for point in in_turn(&plan.points, repetition) {
             if !made.contains(&(point.labels.clone(), repetition)) {
                 watcher.does(&point.labels.to_string());
@@ -178,8 +177,7 @@ pub fn run(
             }
         }
     }
-    // The machine may have been slower at the beginning than later.
-    measure_limits(watcher, LIMIT_REPETITIONS)?;
+    measure_limits(watcher, plan.repetitions + 1)?;
     archive.end(id, now())?;
     Ok(archive.run(id)?)
 }
@@ -231,7 +229,7 @@ fn measurements(plan: &Plan) -> usize {
     let media = [Medium::Ram, Medium::Disk];
     let used = media.iter().filter(|medium| plan.volumes.iter().any(|v| v.medium == **medium));
     let limits = if plan.limits { plan.links.len() + used.count() } else { 0 };
-    limits * LIMIT_REPETITIONS as usize + plan.points.len() * plan.repetitions as usize
+    limits * (plan.repetitions as usize + 1) + plan.points.len() * plan.repetitions as usize
 }
 
 /// The cells that were measured earlier, with their repetitions.
@@ -365,7 +363,7 @@ impl RunContext<'_> {
 
     fn limits<'a>(&'a self, folder: &'a Path) -> Vec<Limit<'a>> {
         let duration = match self.choices.scale {
-            Scale::Quick => Duration::from_secs(1),
+            Scale::Quick => Duration::from_millis(500),
             Scale::Full => Duration::from_secs(10),
         };
         let mut limits: Vec<Limit<'a>> = Vec::new();
@@ -430,7 +428,7 @@ impl RunContext<'_> {
         };
         if let Outcome::Measured(measures) = &mut outcome {
             measures.figures.extend(disturbances.figures());
-            measures.limits = self.limits_of(volume, link);
+            measures.limits = self.limits_of(volume, &subject);
         }
         // The exit of a target explains more than the client's error does.
         Ok(match (outcome, running.ended()) {
@@ -440,7 +438,7 @@ impl RunContext<'_> {
     }
 
     /// Returns the labels of the limits of a cell. Through a cache, a medium has none.
-    fn limits_of(&self, volume: &VolumeSpec, link: &Link) -> Vec<Labels> {
+    fn limits_of(&self, volume: &VolumeSpec, subject: &Subject<'_>) -> Vec<Labels> {
         if !self.plan.limits {
             return Vec::new();
         }
@@ -449,7 +447,9 @@ impl RunContext<'_> {
             Medium::Disk => matches!(volume.cache, CacheMode::None | CacheMode::DirectSync),
         };
         let medium = past_caches.then(|| limit("medium", medium_name(volume.medium)));
-        [limit("link", &link.profile.name)].into_iter().chain(medium).collect()
+        let link = subject.endpoint.has_protocol();
+        let link = link.then(|| limit("link", &subject.link.profile.name));
+        link.into_iter().chain(medium).collect()
     }
 
     fn may_write(&self, target_under_test: usize) -> bool {

@@ -11,8 +11,8 @@ use crate::record::{
 };
 use crate::report::{self, Block, Cell, Format, Report, Section};
 
-/// Maximum time of the measurements of a quick run.
-const QUICK_LIMIT: Duration = Duration::from_secs(90);
+/// Maximum time of the measurements of a quick run, which takes about as long again to fill volumes and to measure limits.
+const QUICK_LIMIT: Duration = Duration::from_secs(100);
 
 /// Returns choices with the study's defaults.
 pub(super) fn choices(scale: Scale) -> Choices {

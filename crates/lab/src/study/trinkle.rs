@@ -7,6 +7,7 @@
 //! The thesis also quotes what the alignment of a file system with the stripes of a RAID gains; `alignment` measures it.
 
 mod alignment;
+mod initiators;
 #[cfg(test)]
 mod tests;
 
@@ -93,6 +94,10 @@ impl Study for Trinkle {
             striping: None,
         };
         let links: Vec<_> = links.into_iter().map(|(_, link)| link).collect();
+        if let Some(link) = links.first() {
+            let (volume, targets_under_test) = (VOLUME, &targets_under_test);
+            points.extend(initiators::points(targets_under_test, link, volume, warm_up, duration));
+        }
         let mut volumes = vec![alignment::volume(&whole), whole];
         // The link with the largest packets delays the I/Os least.
         if let Some(link) = links.last() {
@@ -110,14 +115,13 @@ impl Study for Trinkle {
     }
 
     fn report(&self, run: &Run) -> Report {
-        let mut sections = Vec::new();
+        let mut sections = vec![charts(run), beside_each_other(run)];
         sections.extend(layout::limits(run));
-        sections.push(beside_each_other(run));
-        sections.push(charts(run));
         sections.push(between_targets(run));
         sections.extend(between_frames(run));
         sections.push(cost(run));
         sections.extend(latencies(run));
+        sections.extend(initiators::section(run));
         sections.extend(alignment::section(run));
         sections.push(every_run(run));
         sections.push(theirs());

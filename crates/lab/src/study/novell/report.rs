@@ -2,7 +2,8 @@
 
 use super::super::layout;
 use super::{
-    Cell, LINK_SIZE, MEDIUM, OPERATIONS, PLAIN, RANDOM, SEQUENTIAL, TARGET, profiles, sizes,
+    Cell, LINK_SIZE, MEDIUM, OPERATIONS, PLAIN, RANDOM, SEQUENTIAL, TARGET, block_cost,
+    negotiation, profiles, sizes,
 };
 use crate::network::LinkProfile;
 use crate::published::{self, NovellRow};
@@ -22,14 +23,12 @@ const COSTS: [(&str, u8); 3] =
 const DIRECT: &str = "direct";
 
 pub(super) fn report(run: &Run) -> Report {
-    let mut sections = Vec::new();
+    let mut sections = vec![charts(run), sequential(run), random(run), shares(run)];
     sections.extend(layout::limits(run));
-    sections.push(sequential(run));
-    sections.push(random(run));
-    sections.push(shares(run));
-    sections.push(charts(run));
     sections.push(links(run));
     sections.push(costs(run));
+    sections.extend(block_cost::section(run));
+    sections.extend(negotiation::section(run));
     sections.extend(negotiated(run));
     Report {
         title: "Block sizes, media and links: the limits of iSCSI".into(),
@@ -50,13 +49,19 @@ fn cell(
     run.figures(&labels(target, medium, operation, access, bytes), figure::MB_PER_S)
 }
 
-fn labels(target: &str, medium: &str, operation: &str, access: &str, bytes: u32) -> Labels {
+pub(super) fn labels(
+    target: &str,
+    medium: &str,
+    operation: &str,
+    access: &str,
+    bytes: u32,
+) -> Labels {
     let link = &LinkProfile::loopback().name;
     Cell { target, medium, operation, access, bytes, link }.labels()
 }
 
 /// Returns the media of this run.
-fn media(run: &Run) -> impl Iterator<Item = (&'static str, &'static str)> {
+pub(super) fn media(run: &Run) -> impl Iterator<Item = (&'static str, &'static str)> {
     let present = |medium: &str| {
         let wanted = Labels::new().with(MEDIUM, medium);
         run.samples
