@@ -467,7 +467,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
     (
         "lab run",
         &[
-            ("Repeat a study in its shortest form, about a minute", "sarsen lab run trinkle"),
+            ("Repeat a study in its shortest form, a few minutes", "sarsen lab run trinkle"),
             (
                 "Compare two targets and write a report",
                 "sarsen lab run trinkle -c sarsen -c tgt --report study.html",

@@ -9,7 +9,7 @@ mod network;
 pub use medium::medium;
 pub use network::network;
 
-use crate::record::{Labels, Measures, Run, figure};
+use crate::record::{Measures, figure};
 #[cfg(doc)]
 use crate::{network::Link, target_under_test::Medium};
 
@@ -94,15 +94,6 @@ pub enum LimitError {
         #[source]
         source: std::io::Error,
     },
-}
-
-/// Returns the best value of a figure in all measurements of a limit.
-pub fn best(run: &Run, limit: &Labels, figure: &str) -> Option<f64> {
-    let better = match figure {
-        figure::LINK_ROUND_TRIP_US => f64::min,
-        _ => f64::max,
-    };
-    run.figures(limit, figure).into_iter().reduce(better)
 }
 
 fn system(what: &'static str) -> impl Fn(std::io::Error) -> LimitError {

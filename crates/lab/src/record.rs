@@ -219,7 +219,7 @@ impl Sample {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scale {
-    /// About a minute.
+    /// A few minutes.
     Quick,
     /// The study's own durations and repetitions.
     Full,
@@ -284,6 +284,15 @@ impl Run {
     /// Returns a figure from each successful repetition of the cells that have these labels.
     pub fn figures(&self, wanted: &Labels, figure: &str) -> Vec<f64> {
         self.cells(wanted).filter_map(|sample| sample.figure(figure)).collect()
+    }
+
+    /// Returns the best value of a limit in all of its measurements: the highest, or the shortest round trip.
+    pub fn limit(&self, limit: &Labels, figure: &str) -> Option<f64> {
+        let better = match figure {
+            figure::LINK_ROUND_TRIP_US => f64::min,
+            _ => f64::max,
+        };
+        self.figures(limit, figure).into_iter().reduce(better)
     }
 
     /// Returns the values of a dimension, in the order of their first measurement.

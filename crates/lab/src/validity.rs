@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use crate::limits;
 use crate::record::{Labels, Measures, Outcome, Run, figure};
 use crate::report::{Block, Cell, Section, Table};
 
@@ -121,7 +120,7 @@ fn above_limits(run: &Run, measures: &Measures) -> Vec<Threat> {
     for of in &measures.limits {
         for (direction, name, limited_by) in DIRECTIONS {
             let Some(&value) = measures.figures.get(name) else { continue };
-            let limit = limited_by.iter().find_map(|limit| limits::best(run, of, limit));
+            let limit = limited_by.iter().find_map(|limit| run.limit(of, limit));
             if let Some(limit) = limit.filter(|&limit| value > limit) {
                 threats.push(Threat::AboveLimit { direction, value, limit, of: of.clone() });
             }

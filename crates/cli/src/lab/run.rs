@@ -32,7 +32,7 @@ pub(crate) struct Arguments {
     /// A folder of a mounted disk in which to run bonnie++; only for `lunden`.
     #[arg(long, value_name = "FOLDER")]
     mount: Option<PathBuf>,
-    /// Take about a minute: a rough result. This is the default.
+    /// Take a few minutes: a rough result. This is the default.
     #[arg(long, conflicts_with = "full")]
     quick: bool,
     /// Use the durations and repetitions of the study: hours.

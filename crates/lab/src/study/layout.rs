@@ -128,7 +128,7 @@ pub(super) fn limits(run: &Run) -> Option<Section> {
             Outcome::Measured(Measures { figures, texts, .. }) => {
                 for name in figures.keys() {
                     let (what, unit) = figure::split_unit(name);
-                    let best = crate::limits::best(run, &sample.labels, name);
+                    let best = run.limit(&sample.labels, name);
                     table.rows.push(row(&what, number(best, 1), unit));
                 }
                 table
