@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use sarsen_block::{Buffer, Io, Payload, SharedMemory as _};
@@ -32,6 +32,8 @@ const SMALL_BYTES: usize = 4 << 10;
 const LARGE_DEPTH: usize = 8;
 /// Outstanding random I/Os.
 const SMALL_DEPTH: usize = 32;
+/// Number of parts of a period.
+const PARTS: u32 = 10;
 /// Seed of the positions of random reads.
 const SEED: u64 = 1;
 
@@ -44,21 +46,58 @@ pub fn medium(medium: Medium, folder: &Path, duration: Duration) -> Result<Store
     }
 }
 
-/// The I/Os of a period.
-#[derive(Default)]
+/// The I/Os of a period, of which the fastest part counts: other programs can only slow a part down.
 struct Done {
     ios: u64,
-    bytes: u64,
-    seconds: f64,
+    io_bytes: usize,
+    began: Instant,
+    part: Duration,
+    /// The current part: its beginning and its I/Os.
+    current: (Instant, u64),
+    /// I/Os a second of the fastest complete part.
+    fastest: f64,
 }
 
 impl Done {
+    /// Begins a period of this duration with I/Os of this size.
+    fn begin(io_bytes: usize, duration: Duration) -> Self {
+        let began = time::now();
+        let part = duration / PARTS;
+        Self { ios: 0, io_bytes, began, part, current: (began, 0), fastest: 0.0 }
+    }
+
+    /// Counts an I/O that has ended.
+    fn note(&mut self) {
+        self.ios += 1;
+        self.current.1 += 1;
+        let now = time::now();
+        let (part_began, ios) = self.current;
+        let taken = now - part_began;
+        if taken >= self.part {
+            self.fastest = self.fastest.max(ios as f64 / taken.as_secs_f64());
+            self.current = (now, 0);
+        }
+    }
+
+    /// Ends the period. If it was shorter than a part, all of it counts.
+    fn end(mut self) -> Self {
+        if self.fastest == 0.0 {
+            self.count_all();
+        }
+        self
+    }
+
+    /// Replaces the fastest part by the whole period until now.
+    fn count_all(&mut self) {
+        self.fastest = self.ios as f64 / (time::now() - self.began).as_secs_f64();
+    }
+
     fn mb_per_s(&self) -> f64 {
-        self.bytes as f64 / 1e6 / self.seconds
+        self.iops() * self.io_bytes as f64 / 1e6
     }
 
     fn iops(&self) -> f64 {
-        self.ios as f64 / self.seconds
+        self.fastest
     }
 }
 
@@ -115,7 +154,7 @@ async fn measure(
     let mut content = Content::new();
     let mut written = 0;
     let end = time::now() + duration;
-    keep(LARGE_DEPTH, LARGE_BYTES, |_| {
+    keep(LARGE_DEPTH, Done::begin(LARGE_BYTES, duration), |_| {
         let more = written < EXTENT_BYTES_MIN || (written < extent && time::now() < end);
         more.then(|| {
             written += LARGE_BYTES as u64;
@@ -125,21 +164,20 @@ async fn measure(
     .await?;
     file.sync_data().wait().await?;
 
-    let begin = time::now();
-    let mut write = keep(LARGE_DEPTH, LARGE_BYTES, |ios| {
+    let end = time::now() + duration;
+    let mut write = keep(LARGE_DEPTH, Done::begin(LARGE_BYTES, duration), |ios| {
         let offset = ios * LARGE_BYTES as u64 % written;
-        (ios == 0 || time::now() < begin + duration)
-            .then(|| file.write_at(offset, content.next(), false))
+        (ios == 0 || time::now() < end).then(|| file.write_at(offset, content.next(), false))
     })
     .await?;
     if path == MediumPath::Buffered {
         file.sync_data().wait().await?;
-        write.seconds = (time::now() - begin).as_secs_f64();
+        write.count_all();
     }
 
     let end = time::now() + duration;
     let mut offset = 0;
-    let read = keep(LARGE_DEPTH, LARGE_BYTES, |ios| {
+    let read = keep(LARGE_DEPTH, Done::begin(LARGE_BYTES, duration), |ios| {
         let from = offset;
         offset = (offset + LARGE_BYTES as u64) % written;
         (ios == 0 || time::now() < end).then(|| pass_over(&file, from, LARGE_BYTES))
@@ -147,17 +185,15 @@ async fn measure(
     .await?;
 
     let mut rng = Rng::new(SEED);
-    let mut random = [Done::default(), Done::default()];
-    for (done, depth) in random.iter_mut().zip([1, SMALL_DEPTH]) {
+    let mut random = async |depth| {
         let end = time::now() + duration;
-        *done = keep(depth, SMALL_BYTES, |ios| {
+        keep(depth, Done::begin(SMALL_BYTES, duration), |ios| {
             let offset = rng.below(written / SMALL_BYTES as u64) * SMALL_BYTES as u64;
             (ios == 0 || time::now() < end).then(|| pass_over(&file, offset, SMALL_BYTES))
         })
-        .await?;
-    }
-    let [random, random_32] = random;
-    Ok([write, read, random, random_32])
+        .await
+    };
+    Ok([write, read, random(1).await?, random(SMALL_DEPTH).await?])
 }
 
 /// Data of which each piece differs: some media store repeated data in less space.
@@ -184,22 +220,21 @@ fn pass_over(file: &File, offset: u64, length: usize) -> Io<io::Result<()>> {
     file.read_at(offset, length).map(|read| read.map(drop))
 }
 
-/// Keeps `depth` I/Os of this size outstanding until `begin` starts no more, and waits for the last one. `begin` gets
-/// the number of started I/Os.
+/// Keeps `depth` I/Os outstanding until `begin` starts no more, and waits for the last one. `begin` gets the number of
+/// started I/Os.
 async fn keep(
     depth: usize,
-    bytes: usize,
+    mut done: Done,
     mut begin: impl FnMut(u64) -> Option<Io<io::Result<()>>>,
 ) -> io::Result<Done> {
     let mut under_way = FuturesUnordered::new();
-    let mut done = Done::default();
-    let began_at = time::now();
+    let mut started = 0;
     let mut more = true;
     loop {
         while more && under_way.len() < depth {
-            match begin(done.ios) {
+            match begin(started) {
                 Some(io) => {
-                    done.ios += 1;
+                    started += 1;
                     under_way.push(io.wait());
                 }
                 None => more = false,
@@ -209,10 +244,9 @@ async fn keep(
             Some(result) => result?,
             None => break,
         }
+        done.note();
     }
-    done.bytes = done.ios * bytes as u64;
-    done.seconds = (time::now() - began_at).as_secs_f64();
-    Ok(done)
+    Ok(done.end())
 }
 
 fn memory(duration: Duration) -> Result<StoreLimit, LimitError> {
@@ -250,15 +284,13 @@ fn copy_out(
 }
 
 fn copy(bytes: usize, duration: Duration, mut copy: impl FnMut(u64)) -> Done {
-    let begin = time::now();
-    let mut done = Done::default();
+    let mut done = Done::begin(bytes, duration);
+    let end = done.began + duration;
     loop {
         copy(done.ios);
-        done.ios += 1;
-        let taken = time::now() - begin;
-        if taken >= duration {
-            let (bytes, seconds) = (done.ios * bytes as u64, taken.as_secs_f64());
-            return Done { bytes, seconds, ..done };
+        done.note();
+        if time::now() >= end {
+            return done.end();
         }
     }
 }
@@ -303,7 +335,7 @@ mod tests {
         use std::rc::Rc;
         let under_way = Rc::new(Cell::new((0_usize, 0_usize)));
         let done = block_on(FileEngine::Pool, async {
-            keep(3, 10, |ios| {
+            keep(3, Done::begin(10, SHORT), |ios| {
                 let (now, most) = under_way.get();
                 under_way.set((now + 1, most.max(now + 1)));
                 let ended = under_way.clone();
@@ -317,6 +349,7 @@ mod tests {
             .await
         });
         let done = done.unwrap().unwrap();
-        assert_eq!((done.ios, done.bytes, under_way.get().1), (10, 100, 3));
+        assert_eq!((done.ios, under_way.get().1), (10, 3));
+        assert!(done.mb_per_s() > 0.0);
     }
 }

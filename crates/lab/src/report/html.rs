@@ -88,6 +88,8 @@ fn measured_on(run: &Run) -> Markup {
         .filter_map(|name| Some((name, machine.get(name)?)))
         .map(|(name, fact)| match name {
             "cores online" => format!("{} cores", one_line(fact)),
+            "memory" => gibibytes(fact).unwrap_or_else(|| one_line(fact)),
+            "hypervisor" => format!("virtual machine ({})", one_line(fact)),
             "kernel" => format!("kernel {}", one_line(fact)),
             _ => one_line(fact),
         })
@@ -96,6 +98,12 @@ fn measured_on(run: &Run) -> Markup {
         @if !facts.is_empty() { "Measured on " (facts.join(", ")) ". " }
         "Repeat it: " code { (one_line(&run.command)) }
     }
+}
+
+/// Converts the kernel's form of a size, `1024 kB`.
+fn gibibytes(kib: &str) -> Option<String> {
+    let kib: f64 = kib.strip_suffix(" kB")?.parse().ok()?;
+    Some(format!("{:.0} GiB", kib / 1024.0 / 1024.0))
 }
 
 /// The counters for the numbers of tables and charts.

@@ -16,16 +16,17 @@ use crate::statistics::Summary;
 const DIRECT: &str = "direct";
 
 pub(super) fn report(run: &Run) -> Report {
-    let mut sections = Vec::new();
-    sections.push(meanings());
+    let mut sections = vec![
+        beside_each_other(run),
+        meanings(),
+        against_writeback(run),
+        for_measuring(run),
+        order(run),
+        costs(run),
+        over_paths(run),
+        failover(run),
+    ];
     sections.extend(layout::limits(run));
-    sections.push(beside_each_other(run));
-    sections.push(against_writeback(run));
-    sections.push(for_measuring(run));
-    sections.push(order(run));
-    sections.push(costs(run));
-    sections.push(over_paths(run));
-    sections.push(failover(run));
     Report {
         title: "Cache modes, the order of targets, and failover".into(),
         summary: summary(run),

@@ -30,14 +30,15 @@ const LEAST: Pick = |summary| summary.min;
 const GREATEST: Pick = |summary| summary.max;
 
 pub(super) fn report(run: &Run) -> Report {
-    let mut sections = Vec::new();
+    let mut sections = vec![
+        light_means(run),
+        light_spread(run),
+        added(run),
+        heavy_load(run),
+        trace(run),
+        set_up(run),
+    ];
     sections.extend(layout::limits(run));
-    sections.push(set_up(run));
-    sections.push(light_means(run));
-    sections.push(light_spread(run));
-    sections.push(added(run));
-    sections.push(heavy_load(run));
-    sections.push(trace(run));
     sections.push(files());
     Report {
         title: "The cost of a network: set-up, light and heavy loads, a database trace".into(),
