@@ -28,8 +28,10 @@ const FREE_PART: u64 = 4;
 const LARGE_BYTES: usize = 1 << 20;
 /// Size of a random I/O in bytes.
 const SMALL_BYTES: usize = 4 << 10;
-/// Outstanding sequential I/Os: enough that the medium never waits for the next one.
+/// Number of outstanding I/Os of that size, enough that the medium never waits for the next one.
 const LARGE_DEPTH: usize = 8;
+/// Sequential I/Os: their size and their number. Which of them a disk serves faster depends on the disk.
+const SEQUENTIAL: [(usize, usize); 2] = [(LARGE_BYTES, LARGE_DEPTH), (64 << 10, 32)];
 /// Outstanding random I/Os.
 const SMALL_DEPTH: usize = 32;
 /// Number of parts of a period.
@@ -90,6 +92,11 @@ impl Done {
     /// Replaces the fastest part by the whole period until now.
     fn count_all(&mut self) {
         self.fastest = self.ios as f64 / (time::now() - self.began).as_secs_f64();
+    }
+
+    /// Returns the one of two periods that moved more bytes a second.
+    fn faster(self, other: Self) -> Self {
+        if other.mb_per_s() > self.mb_per_s() { other } else { self }
     }
 
     fn mb_per_s(&self) -> f64 {
@@ -158,31 +165,34 @@ async fn measure(
         let more = written < EXTENT_BYTES_MIN || (written < extent && time::now() < end);
         more.then(|| {
             written += LARGE_BYTES as u64;
-            file.write_at(written - LARGE_BYTES as u64, content.next(), false)
+            file.write_at(written - LARGE_BYTES as u64, content.next(LARGE_BYTES), false)
         })
     })
     .await?;
     file.sync_data().wait().await?;
 
-    let end = time::now() + duration;
-    let mut write = keep(LARGE_DEPTH, Done::begin(LARGE_BYTES, duration), |ios| {
-        let offset = ios * LARGE_BYTES as u64 % written;
-        (ios == 0 || time::now() < end).then(|| file.write_at(offset, content.next(), false))
-    })
-    .await?;
-    if path == MediumPath::Buffered {
-        file.sync_data().wait().await?;
-        write.count_all();
+    let mut write = Done::begin(LARGE_BYTES, duration);
+    let mut read = Done::begin(LARGE_BYTES, duration);
+    for (bytes, depth) in SEQUENTIAL {
+        let offset = |ios: u64| ios * bytes as u64 % written;
+        let end = time::now() + duration;
+        let mut done = keep(depth, Done::begin(bytes, duration), |ios| {
+            (ios == 0 || time::now() < end)
+                .then(|| file.write_at(offset(ios), content.next(bytes), false))
+        })
+        .await?;
+        if path == MediumPath::Buffered {
+            file.sync_data().wait().await?;
+            done.count_all();
+        }
+        write = write.faster(done);
+        let end = time::now() + duration;
+        let done = keep(depth, Done::begin(bytes, duration), |ios| {
+            (ios == 0 || time::now() < end).then(|| pass_over(&file, offset(ios), bytes))
+        })
+        .await?;
+        read = read.faster(done);
     }
-
-    let end = time::now() + duration;
-    let mut offset = 0;
-    let read = keep(LARGE_DEPTH, Done::begin(LARGE_BYTES, duration), |ios| {
-        let from = offset;
-        offset = (offset + LARGE_BYTES as u64) % written;
-        (ios == 0 || time::now() < end).then(|| pass_over(&file, from, LARGE_BYTES))
-    })
-    .await?;
 
     let mut rng = Rng::new(SEED);
     let mut random = async |depth| {
@@ -209,10 +219,11 @@ impl Content {
         Self { bytes, number: 0 }
     }
 
-    fn next(&mut self) -> Payload {
+    /// Returns the next piece, of a maximum of [`LARGE_BYTES`].
+    fn next(&mut self, bytes: usize) -> Payload {
         self.number += 1;
         self.bytes[..8].copy_from_slice(&self.number.to_ne_bytes());
-        Buffer::copy_of(&self.bytes).into()
+        Buffer::copy_of(&self.bytes[..bytes]).into()
     }
 }
 

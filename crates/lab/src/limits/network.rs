@@ -23,7 +23,7 @@ const PIECE_BYTES: usize = 256 << 10;
 const WARM_UP_PART: u32 = 4;
 /// Number of connections that fill a link together. A session of the load generator has one; several lose less when one
 /// of them waits for a retransmission.
-const CONNECTIONS: [usize; 2] = [1, 4];
+const CONNECTIONS: [usize; 3] = [1, 2, 4];
 /// Number of slices of a stream, of which the fastest counts: other programs and dropped packets can only slow a slice
 /// down.
 const SLICES: u32 = 10;

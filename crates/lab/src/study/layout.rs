@@ -143,7 +143,7 @@ pub(super) fn limits(run: &Run) -> Option<Section> {
     }
     table.notes.push(
         "Limits are the best of several measurements, before each repetition of the cells and after the last. That of a link is the \
-         highest rate of a plain TCP stream over one or four connections."
+         highest rate of a plain TCP stream over one, two or four connections."
             .into(),
     );
     (!table.rows.is_empty())
