@@ -182,6 +182,10 @@ impl Core {
                     instance.end(error);
                     break;
                 }
+                // Its session has a later instance, from which the error may be: only that one can be activated.
+                if instance.ended().is_some() {
+                    break;
+                }
                 let is_denied = is_denied(Some(&error));
                 self.note_failure(path, error)?;
                 if is_denied {

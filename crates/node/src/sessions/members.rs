@@ -233,6 +233,12 @@ impl SessionMember {
         }
     }
 
+    /// Waits until the claims in progress are over: the connections that made them have the released tasks then.
+    pub(crate) fn wait_for_claims(&self) -> impl Future<Output = ()> + use<> {
+        let claims = self.members.claims.clone();
+        async move { drop(claims.lock_owned().await) }
+    }
+
     /// Ends the session on its other connections, because this one is lost.
     pub(crate) fn terminate_others(&self) {
         self.members.terminate(Some(self.number));

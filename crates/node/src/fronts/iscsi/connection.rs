@@ -367,8 +367,15 @@ impl Driver {
             && let Some(mailbox) = self.forwards.remove(&task.number())
         {
             self.observer.end(begun, completion.failure(), completion.data_in.len());
-            let _ = mailbox
-                .send(ConnectionRequest::Completed { task, completion: Box::new(completion) });
+            let completed = ConnectionRequest::Completed { task, completion: Box::new(completion) };
+            if let Some(member) = &self.member {
+                // The other connection may not have received the task yet, and would drop the completion.
+                let adopted = member.wait_for_claims();
+                tokio::task::spawn_local(async move {
+                    adopted.await;
+                    let _ = mailbox.send(completed);
+                });
+            }
             return;
         }
         if let Some(abort) = completion.abort.take()
