@@ -166,10 +166,21 @@ pub fn outcome(ended: Result<LoadResult, LoadError>) -> Outcome {
 
 /// Returns the measurement of most cells: a load with a fixed duration.
 pub fn load_for(access: AccessPattern, warm_up: Duration, duration: Duration) -> Measurement {
+    load_with(access, warm_up, duration, |_| {})
+}
+
+/// Returns the same with other options.
+fn load_with(
+    access: AccessPattern,
+    warm_up: Duration,
+    duration: Duration,
+    change: impl Fn(&mut LoadOptions) + Send + Sync + 'static,
+) -> Measurement {
     Box::new(move |subject| {
         let mut options = subject.load_options(access);
         options.warm_up = warm_up;
         options.duration = duration;
+        change(&mut options);
         subject.put_on(&options)
     })
 }

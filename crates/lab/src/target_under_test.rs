@@ -60,6 +60,16 @@ pub enum Medium {
     Disk,
 }
 
+impl Medium {
+    /// Returns its name in labels.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ram => "ram",
+            Self::Disk => "disk",
+        }
+    }
+}
+
 /// A volume that a study requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeSpec {

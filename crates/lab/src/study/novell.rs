@@ -137,16 +137,9 @@ fn media(choices: &Choices) -> Vec<Medium> {
     choices.medium.map_or_else(|| vec![Medium::Ram, Medium::Disk], |medium| vec![medium])
 }
 
-const fn medium_name(medium: Medium) -> &'static str {
-    match medium {
-        Medium::Ram => "ram",
-        Medium::Disk => "disk",
-    }
-}
-
 /// Returns a volume that bypasses the page cache: otherwise the disk's figures would be those of memory.
 fn volume(medium: Medium, bytes: u64) -> VolumeSpec {
-    let name = medium_name(medium).into();
+    let name = medium.as_str().into();
     VolumeSpec { name, medium, bytes, cache: CacheMode::None, striping: None }
 }
 
@@ -247,7 +240,7 @@ fn sweep(
                     for (index, target_under_test) in targets_under_test.iter().enumerate() {
                         let cell = Cell {
                             target: &target_under_test.to_string(),
-                            medium: medium_name(*medium),
+                            medium: medium.as_str(),
                             operation,
                             access,
                             bytes,
@@ -275,7 +268,7 @@ fn faults(targets_under_test: &[TargetUnderTest], medium: Medium, times: Times) 
         for operation in OPERATIONS {
             let cell = Cell {
                 target: &targets_under_test[index].to_string(),
-                medium: medium_name(medium),
+                medium: medium.as_str(),
                 operation,
                 access: SEQUENTIAL,
                 bytes: LINK_SIZE,

@@ -383,7 +383,7 @@ impl RunContext<'_> {
                 measured(limit.map(|limit| limit.measures()))
             };
             if self.plan.volumes.iter().any(|volume| volume.medium == medium) {
-                limits.push((limit("medium", medium_name(medium)), Box::new(measure)));
+                limits.push((limit("medium", medium.as_str()), Box::new(measure)));
             }
         }
         limits
@@ -428,7 +428,7 @@ impl RunContext<'_> {
         };
         if let Outcome::Measured(measures) = &mut outcome {
             measures.figures.extend(disturbances.figures());
-            measures.limits = self.limits_of(volume, &subject);
+            measures.limits = self.limits_of(point, &subject);
         }
         // The exit of a target explains more than the client's error does.
         Ok(match (outcome, running.ended()) {
@@ -437,16 +437,19 @@ impl RunContext<'_> {
         })
     }
 
-    /// Returns the labels of the limits of a cell. Through a cache, a medium has none.
-    fn limits_of(&self, volume: &VolumeSpec, subject: &Subject<'_>) -> Vec<Labels> {
-        if !self.plan.limits {
+    /// Returns the labels of the limits of a cell. Through a cache, a medium has none. Volumes that the lab has not created are
+    /// on other media.
+    fn limits_of(&self, point: &Point, subject: &Subject<'_>) -> Vec<Labels> {
+        let target_under_test = &self.plan.targets_under_test[point.target_under_test];
+        if !self.plan.limits || !target_under_test.is_started_here() {
             return Vec::new();
         }
+        let volume = subject.volume;
         let past_caches = match volume.medium {
             Medium::Ram => true,
             Medium::Disk => matches!(volume.cache, CacheMode::None | CacheMode::DirectSync),
         };
-        let medium = past_caches.then(|| limit("medium", medium_name(volume.medium)));
+        let medium = past_caches.then(|| limit("medium", volume.medium.as_str()));
         let link = subject.endpoint.has_protocol();
         let link = link.then(|| limit("link", &subject.link.profile.name));
         link.into_iter().chain(medium).collect()
@@ -501,13 +504,6 @@ impl RunContext<'_> {
 /// Returns the labels of the samples of a limit.
 fn limit(kind: &str, of: &str) -> Labels {
     Labels::new().with("limit", kind).with(kind, of)
-}
-
-const fn medium_name(medium: Medium) -> &'static str {
-    match medium {
-        Medium::Ram => "ram",
-        Medium::Disk => "disk",
-    }
 }
 
 fn measured(limit: Result<Measures, LimitError>) -> Outcome {

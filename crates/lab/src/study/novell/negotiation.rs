@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::super::{Point, Subject, layout};
-use super::{LINK_SIZE, MEDIUM, OPERATION, OPERATIONS, TARGET, is_direct, medium_name};
+use super::super::{Point, layout, load_with};
+use super::{LINK_SIZE, MEDIUM, OPERATION, OPERATIONS, TARGET, is_direct};
 use crate::access::AccessPattern;
 use crate::load::LoadOptions;
 use crate::network::LinkProfile;
@@ -92,22 +92,16 @@ pub(super) fn points(
                 points.push(Point {
                     labels: labels(
                         &target_under_test.to_string(),
-                        medium_name(medium),
+                        medium.as_str(),
                         operation,
                         name,
                     ),
                     target_under_test: index,
-                    volume: medium_name(medium).into(),
+                    volume: medium.as_str().into(),
                     link: LinkProfile::loopback().name,
                     writes: operation == "write",
                     time: warm_up + duration,
-                    measurement: Box::new(move |subject: &Subject<'_>| {
-                        let mut options = subject.load_options(access);
-                        options.warm_up = warm_up;
-                        options.duration = duration;
-                        apply(&mut options);
-                        subject.put_on(&options)
-                    }),
+                    measurement: load_with(access, warm_up, duration, apply),
                 });
             }
         }

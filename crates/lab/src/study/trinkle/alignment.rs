@@ -9,7 +9,7 @@ use std::time::Duration;
 use sarsen_node::stores::CacheMode;
 
 use super::super::layout::{self, size_name};
-use super::super::{Point, Subject};
+use super::super::{Point, load_with};
 use super::{NOISE, TARGET, TEST};
 use crate::access::AccessPattern;
 use crate::fio::Amount;
@@ -93,15 +93,11 @@ pub(super) fn points(
                         link: link.name.clone(),
                         writes: read_percent < 100,
                         time: warm_up + duration,
-                        measurement: Box::new(move |subject: &Subject<'_>| {
-                            let mut options = subject.load_options(access);
+                        measurement: load_with(access, warm_up, duration, move |options| {
                             options.offset = Amount::Bytes(offset);
                             // All cells use as many bytes, wherever they start.
                             options.size =
                                 Some(Amount::Bytes(bytes - u64::from(STRIPING.stripe_bytes())));
-                            options.warm_up = warm_up;
-                            options.duration = duration;
-                            subject.put_on(&options)
                         }),
                     });
                 }

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::layout;
-use super::super::{Point, Subject};
+use super::super::{Point, layout, load_with};
 use super::{NOISE, TARGET, TEST, metric};
 use crate::access::{self, NamedPattern};
 use crate::network::LinkProfile;
@@ -50,12 +49,8 @@ pub(super) fn points(
                     link: link.name.clone(),
                     writes: access.read_percent < 100,
                     time: warm_up + duration,
-                    measurement: Box::new(move |subject: &Subject<'_>| {
-                        let mut options = subject.load_options(access);
+                    measurement: load_with(access, warm_up, duration, move |options| {
                         options.sessions = initiators;
-                        options.warm_up = warm_up;
-                        options.duration = duration;
-                        subject.put_on(&options)
                     }),
                 });
             }
