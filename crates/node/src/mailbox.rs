@@ -1,6 +1,7 @@
 //! Messages to the connections of sessions. The state of a connection belongs to its core, so others reach it only by
 //! its mailbox.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use sarsen_proto::iscsi::target::{Adoption, Logout, ReassignReply, TaskId};
@@ -9,6 +10,9 @@ use sarsen_wire::iscsi::{LogoutResponse, TaskManagementResponse};
 use tokio::sync::{OwnedMutexGuard, mpsc, oneshot};
 
 use crate::trace::Writer;
+
+/// The connections that have tasks that other connections of the session execute, by the number of the task.
+pub(crate) type ClaimedTasks = HashMap<u64, Mailbox>;
 
 /// A request to a connection of a session.
 #[derive(Debug)]
@@ -35,9 +39,9 @@ pub(crate) enum ConnectionRequest {
     /// Treat the connection as lost. The sender is dropped when its tasks can be taken over.
     MarkLost { marked: oneshot::Sender<()> },
     /// Another connection of the session claims a task.
-    Claim { tag: u32, by: Mailbox, answer: oneshot::Sender<ReassignReply> },
+    Claim { tag: u32, answer: oneshot::Sender<ReassignReply> },
     /// The result of a claim of this connection. Other connections can claim when `turn` is dropped.
-    Adopted { adoption: Adoption, claim: ReassignReply, turn: OwnedMutexGuard<()> },
+    Adopted { adoption: Adoption, claim: ReassignReply, turn: OwnedMutexGuard<ClaimedTasks> },
     /// Copy the received and sent bytes to the writer, until its reader is closed.
     Trace { writer: Writer },
     /// A command that began on a lost connection has ended.

@@ -6,13 +6,13 @@ use std::time::SystemTime;
 use parking_lot::{Mutex, MutexGuard};
 use sarsen_io::time;
 use sarsen_proto::iscsi::Parameters;
-use sarsen_proto::iscsi::target::{MemberId, ReassignReply, Session};
+use sarsen_proto::iscsi::target::{MemberId, ReassignReply, Session, TaskId};
 use sarsen_scsi::{Lun, LunView, NexusHandle, UnitAttention};
 use sarsen_volume::qos::Queue;
 use tokio::sync::{OwnedMutexGuard, oneshot};
 
 use super::{ConnectionInfo, Login, Sessions};
-use crate::mailbox::{ConnectionRequest, Mailbox};
+use crate::mailbox::{ClaimedTasks, ConnectionRequest, Mailbox};
 
 /// The connections of a session.
 #[derive(Default)]
@@ -22,7 +22,7 @@ pub(super) struct Members {
     queue: Arc<Queue>,
     /// Held by the connection that claims a task, until it has the task. If two connections claim the same task, the
     /// later one finds it on the earlier one.
-    claims: Arc<tokio::sync::Mutex<()>>,
+    claims: Arc<tokio::sync::Mutex<ClaimedTasks>>,
 }
 
 pub(super) struct Member {
@@ -78,10 +78,10 @@ impl Members {
     }
 
     /// Claims a task from all connections except one.
-    fn claim(&self, but: u64, tag: u32, by: &Mailbox) -> Vec<oneshot::Receiver<ReassignReply>> {
+    fn claim(&self, but: u64, tag: u32) -> Vec<oneshot::Receiver<ReassignReply>> {
         let all = self.all();
         let others = all.iter().filter(|member| member.number != but);
-        let claim = |answer| ConnectionRequest::Claim { tag, by: by.clone(), answer };
+        let claim = |answer| ConnectionRequest::Claim { tag, answer };
         others.map(|member| ask(&member.mailbox, claim)).collect()
     }
 
@@ -218,25 +218,39 @@ impl SessionMember {
         &self,
         tag: u32,
         by: Mailbox,
-    ) -> impl Future<Output = (ReassignReply, OwnedMutexGuard<()>)> + use<> {
+    ) -> impl Future<Output = (ReassignReply, OwnedMutexGuard<ClaimedTasks>)> + use<> {
         let (members, own) = (self.members.clone(), self.number);
         async move {
-            let turn = members.claims.clone().lock_owned().await;
+            let mut turn = members.claims.clone().lock_owned().await;
             let mut found = ReassignReply::Unknown;
-            for answer in members.claim(own, tag, &by) {
+            for answer in members.claim(own, tag) {
                 match answer.await {
                     Ok(ReassignReply::Unknown) | Err(_) => {}
                     Ok(claim) => found = claim,
                 }
             }
+            if let ReassignReply::Released(released) = &found
+                && let Some(running) = released.running()
+            {
+                turn.insert(running.number(), by);
+            }
             (found, turn)
         }
     }
 
-    /// Waits until the claims in progress are over: the connections that made them have the released tasks then.
-    pub(crate) fn wait_for_claims(&self) -> impl Future<Output = ()> + use<> {
+    /// Sends the completion of a released task to the connection that has the task now, as soon as no connection claims one:
+    /// a connection drops the completion of a task that it does not have yet.
+    pub(crate) fn complete_elsewhere(
+        &self,
+        task: TaskId,
+        completion: Box<sarsen_scsi::Completion>,
+    ) -> impl Future<Output = ()> + use<> {
         let claims = self.members.claims.clone();
-        async move { drop(claims.lock_owned().await) }
+        async move {
+            if let Some(owner) = claims.lock_owned().await.remove(&task.number()) {
+                let _ = owner.send(ConnectionRequest::Completed { task, completion });
+            }
+        }
     }
 
     /// Ends the session on its other connections, because this one is lost.

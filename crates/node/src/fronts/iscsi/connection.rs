@@ -7,7 +7,7 @@ mod moving;
 mod turn;
 mod units;
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::future::poll_fn;
 use std::io;
 use std::ops::ControlFlow;
@@ -40,7 +40,7 @@ use crate::fronts::observer::{BegunRequest, Observer};
 use crate::fronts::placement::Place;
 use crate::fronts::qos_gate::QosGate;
 use crate::fronts::sources::ConnectionPermit;
-use crate::mailbox::{AbortOrder, ConnectionRequest, Mailbox};
+use crate::mailbox::{AbortOrder, ConnectionRequest};
 use crate::portal::Portal;
 use crate::sessions::{Origin, SessionMember};
 use crate::tls::ClientCertificate;
@@ -87,7 +87,7 @@ pub(in crate::fronts) async fn serve(
         next_token: 0,
         terminated: Vec::new(),
         loss_waiters: Vec::new(),
-        forwards: HashMap::new(),
+        released: HashSet::new(),
         observer: Observer::new(&front),
         units: UsedUnits::default(),
         qos_gate: QosGate::new(front.qos.clone()),
@@ -223,8 +223,8 @@ struct Driver {
     terminated: Vec<oneshot::Sender<()>>,
     /// Dropped when the connection sends nothing more and its tasks can be taken over.
     loss_waiters: Vec<oneshot::Sender<()>>,
-    /// Commands in progress here that other connections of the session will answer.
-    forwards: HashMap<u64, Mailbox>,
+    /// Numbers of the commands in progress here that other connections of the session will answer.
+    released: HashSet<u64>,
     observer: Observer,
     units: UsedUnits,
     qos_gate: QosGate,
@@ -363,18 +363,10 @@ impl Driver {
     /// Completes a command that began on this connection, or forwards its completion to the connection that took it
     /// over.
     fn end(&mut self, task: TaskId, begun: BegunRequest, mut completion: scsi::Completion) {
-        if !self.forwards.is_empty()
-            && let Some(mailbox) = self.forwards.remove(&task.number())
-        {
+        if self.released.remove(&task.number()) {
             self.observer.end(begun, completion.failure(), completion.data_in.len());
-            let completed = ConnectionRequest::Completed { task, completion: Box::new(completion) };
             if let Some(member) = &self.member {
-                // The other connection may not have received the task yet, and would drop the completion.
-                let adopted = member.wait_for_claims();
-                tokio::task::spawn_local(async move {
-                    adopted.await;
-                    let _ = mailbox.send(completed);
-                });
+                tokio::task::spawn_local(member.complete_elsewhere(task, Box::new(completion)));
             }
             return;
         }
@@ -682,7 +674,7 @@ impl Driver {
             }
             ConnectionRequest::Wake => self.machine.resume(&mut self.view)?,
             ConnectionRequest::MarkLost { marked } => self.loss_waiters.push(marked),
-            ConnectionRequest::Claim { tag, by, answer } => self.release(tag, by, answer),
+            ConnectionRequest::Claim { tag, answer } => self.release(tag, answer),
             ConnectionRequest::Adopted { adoption, claim, turn } => {
                 // The command may have arrived in order here while the other connections were asked.
                 self.machine.resume(&mut self.view)?;
@@ -711,7 +703,7 @@ impl Driver {
         // Commands that only wait for their turn are not begun any more: they could wait forever.
         if let Some(nexus) = &mut self.view.nexus {
             let names = self.pending.iter().map(|one| one.task.number());
-            let own: Vec<u64> = names.filter(|name| !self.forwards.contains_key(name)).collect();
+            let own: Vec<u64> = names.filter(|name| !self.released.contains(name)).collect();
             nexus.abort(&own);
         }
         self.machine.leave();

@@ -15,7 +15,7 @@ use tracing::info;
 use super::turn::TurnShare;
 use super::{Driver, LogContext};
 use crate::fronts::Front;
-use crate::mailbox::{ConnectionRequest, Mailbox};
+use crate::mailbox::ConnectionRequest;
 
 impl Driver {
     /// Keeps the tasks of a lost connection for other connections. Returns whether the session supports that.
@@ -80,17 +80,12 @@ impl Driver {
     }
 
     /// Answers another connection of the session that claims a task.
-    pub(super) fn release(
-        &mut self,
-        tag: u32,
-        by: Mailbox,
-        answer: oneshot::Sender<ReassignReply>,
-    ) {
+    pub(super) fn release(&mut self, tag: u32, answer: oneshot::Sender<ReassignReply>) {
         let claim = self.machine.release(tag);
         if let ReassignReply::Released(released) = &claim
             && let Some(running) = released.running()
         {
-            self.forwards.insert(running.number(), by);
+            self.released.insert(running.number());
         }
         // If the other connection is closed, the claimed task is dropped with it.
         let _ = answer.send(claim);

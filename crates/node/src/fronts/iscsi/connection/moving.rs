@@ -1,7 +1,7 @@
 //! A connection moves to another core while it is idle: no store carries out one of its commands, and nothing waits to
 //! be sent. It takes its machine, its session and its messages with it; only its socket is registered again.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 
 use futures_util::stream::FuturesUnordered;
 use sarsen_io::net::Stream;
@@ -33,7 +33,7 @@ impl Driver {
             && self.tokens.is_empty()
             && self.terminated.is_empty()
             && self.loss_waiters.is_empty()
-            && self.forwards.is_empty()
+            && self.released.is_empty()
             && self.machine.event_count() == 0
             && self.machine.output().is_empty()
             && self.machine.is_between_pdus()
@@ -78,7 +78,7 @@ impl Driver {
                 next_token,
                 terminated: Vec::new(),
                 loss_waiters: Vec::new(),
-                forwards: HashMap::new(),
+                released: HashSet::new(),
                 observer,
                 units,
                 qos_gate,
