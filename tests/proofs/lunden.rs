@@ -9,7 +9,8 @@ use anyhow::{Context as _, Result, ensure};
 use sarsen_lab::bonnie::{self, Line};
 use sarsen_lab::record::{Outcome, Sample};
 use sarsen_lab::study::lunden::{self, LundenError};
-use sarsen_proof::process;
+use sarsen_proof::laboratory::Laboratory;
+use sarsen_proof::{guest, process};
 
 /// Maximum duration; a run of these sizes takes seconds, and the machine may be busy.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -117,5 +118,38 @@ fn error_of_bonnie_is_passed_on() -> Result<()> {
     let said = error.to_string();
     assert!(said.contains("double RAM"), "{said}");
     ensure!(fs::read_dir(folder.path())?.next().is_none(), "bonnie++ left something behind");
+    Ok(())
+}
+
+/// The lab boots a server and three clients, and measures each kind of network in them.
+#[test]
+#[ignore = "boots kernels under emulation"]
+fn set_ups_in_guests_are_measured() -> Result<()> {
+    let laboratory = Laboratory::new()?;
+    let cache = guest::cache().display().to_string();
+    let mut arguments = vec!["run", "lunden", "--quick", "--json", "--guests", &cache];
+    let setups = ["keeper base", "iscsi 3 vms", "nfs base", "drbd base"];
+    let only = setups.map(|setup| format!("setup={setup}"));
+    arguments.extend(only.iter().flat_map(|only| ["--only", only]));
+    let said = laboratory.say(&arguments)?.ended(0)?;
+    let run: serde_json::Value = serde_json::from_str(&said.out)?;
+    let samples = run["run"]["samples"].as_array().context("samples")?;
+    for setup in setups {
+        let mut clients: Vec<_> = samples
+            .iter()
+            .filter(|sample| sample["labels"]["setup"] == setup)
+            .filter(|sample| sample["labels"]["operation"] == "put_block")
+            .map(|sample| {
+                let rate = &sample["outcome"]["measured"]["figures"]["kib_per_s"];
+                ensure!(rate.as_f64().is_some_and(|rate| rate > 0.0), "{sample}");
+                Ok(sample["labels"]["client"].as_str().unwrap_or_default().to_owned())
+            })
+            .collect::<Result<_>>()?;
+        clients.sort();
+        // Two runs.
+        let expected =
+            if setup == "iscsi 3 vms" { &["1", "1", "2", "2", "3", "3"][..] } else { &["", ""] };
+        assert_eq!(clients, expected, "{setup}");
+    }
     Ok(())
 }

@@ -332,7 +332,6 @@ fn bonnie_output_becomes_run() -> Result<()> {
         (["run", "lunden", "no.csv"].as_slice(), NOT_FOUND, "no.csv"),
         (&["run", "lunden", "--mount", "nowhere"], NOT_FOUND, "nowhere"),
         (&["run", "lunden", "garbage"], 1, "the output of `bonnie++ -q`"),
-        (&["run", "lunden"], USAGE, "--mount FOLDER"),
         (&["run", "lunden", "iscsi.csv", "-c", "sarsen"], USAGE, "--target"),
         (&["run", "trinkle", "iscsi.csv"], USAGE, "only for lunden"),
     ] {

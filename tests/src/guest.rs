@@ -1,27 +1,22 @@
-//! A Linux kernel as the initiator: Debian's own. QEMU boots it with software emulation from an archive in memory,
-//! without root and without KVM.
+//! A Linux kernel as the initiator: Debian's own, in a guest of the lab ([`sarsen_lab::guest`]).
 //!
-//! `tests/guest/` contains the guest's first program (`init`) and its scenarios. A [`Guest`] runs one scenario and
-//! powers off, or continues as a server. A scenario reports with lines `RESULT name value`. Downloaded files are cached
-//! in `tests/guest/cache`.
+//! `tests/guest/` contains the scenarios. A [`Guest`] runs one scenario and powers off, or continues as a server. A
+//! scenario reports with lines `RESULT name value`. Downloaded files are cached in `tests/guest/cache`.
 
-mod archive;
-mod base;
 mod disc;
-mod modules;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use sarsen_lab::guest::{GuestSpec, KERNEL_ARGUMENTS, QEMU, Recipe};
 use tempfile::TempDir;
 
 use crate::process::{self, Daemon};
 use crate::program;
-use archive::Archive;
 
 /// Address of the host's loopback interface within QEMU's user network.
 pub const HOST: &str = "10.0.2.2";
@@ -29,11 +24,46 @@ pub const HOST: &str = "10.0.2.2";
 /// Emulation is slow, and slower under other load.
 const LIMIT: Duration = Duration::from_secs(600);
 const MEMORY_MIB: u32 = 1024;
-const QEMU: &str = "qemu-system-x86_64";
-/// On a busy machine emulated timer ticks are so late that the kernel considers the timer broken. This argument
-/// disables the check.
-const KERNEL_ARGUMENTS: &str =
-    "console=ttyS0 quiet panic=-1 mitigations=off net.ifnames=0 no_timer_check";
+
+/// What scenarios use.
+const RECIPE: Recipe = Recipe {
+    name: "proofs",
+    packages: &[
+        "bonnie++",
+        "dmsetup",
+        "e2fsprogs",
+        "eject",
+        "fio",
+        "multipath-tools",
+        "nbd-client",
+        "open-iscsi",
+        "python3-rtslib-fb",
+        "sg3-utils",
+        "thin-provisioning-tools",
+        "udev",
+        "xfsprogs",
+    ],
+    modules: &[
+        "virtio_scsi",
+        "sd_mod",
+        "sg",
+        "sr_mod",
+        "scsi_dh_alua",
+        "iscsi_tcp",
+        "nbd",
+        "ublk_drv",
+        "iscsi_target_mod",
+        "target_core_file",
+        "target_core_iblock",
+        "ext4",
+        "xfs",
+        "isofs",
+        "dm_log_writes",
+        "dm_multipath",
+        "dm_service_time",
+        "dm_thin_pool",
+    ],
+};
 
 /// The results of a scenario.
 #[derive(Debug)]
@@ -58,19 +88,19 @@ pub fn run(scenario: &str, environment: &[(&str, &str)]) -> Result<ScenarioRepor
 
 /// Writes the program without its symbols to `folder`: the archive of a guest is in its memory.
 pub fn small_program(folder: &Path) -> Result<PathBuf> {
-    const LIMIT: Duration = Duration::from_secs(60);
-    let small = folder.join("sarsen");
-    process::output(Command::new("strip").arg("-o").arg(&small).arg(program::path()?), LIMIT)?;
-    Ok(small)
+    Ok(sarsen_lab::guest::small_program(&program::path()?, folder)?)
+}
+
+/// Returns the folder that keeps what guests boot from.
+pub fn cache() -> PathBuf {
+    folder().join("cache")
 }
 
 /// A guest before its boot.
 #[derive(Debug)]
 pub struct Guest {
     scenario: String,
-    environment: String,
-    files: Vec<(String, PathBuf)>,
-    devices: Vec<String>,
+    spec: GuestSpec,
     forwards: Vec<(u16, u16)>,
 }
 
@@ -119,18 +149,19 @@ impl RunningGuest {
 impl Guest {
     /// Returns a guest that will run `tests/guest/SCENARIO.sh` with `environment`.
     pub fn new(scenario: &str, environment: &[(&str, &str)]) -> Result<Self> {
-        Ok(Self {
-            scenario: scenario.into(),
-            environment: exports(environment)?,
-            files: Vec::new(),
-            devices: Vec::new(),
-            forwards: Vec::new(),
-        })
+        let script = |name: &str| folder().join(name);
+        let spec = GuestSpec::new(&RECIPE, &cache(), MEMORY_MIB)
+            .file("main", &script("main.sh"))
+            .file("login", &script("login.sh"))
+            .file("file_system", &script("file_system.sh"))
+            .file("scenario", &script(&format!("{scenario}.sh")))
+            .content("environment", exports(environment)?);
+        Ok(Self { scenario: scenario.into(), spec, forwards: Vec::new() })
     }
 
     /// Adds a program or a library of the host at `path`: a name, or a name in its own folder.
     pub fn file(mut self, path: &str, source: &Path) -> Self {
-        self.files.push((path.into(), source.into()));
+        self.spec = self.spec.file(path, source);
         self
     }
 
@@ -145,7 +176,7 @@ impl Guest {
 
     /// Adds arguments for QEMU.
     pub fn devices(mut self, arguments: &[&str]) -> Self {
-        self.devices.extend(arguments.iter().map(|&argument| argument.to_owned()));
+        self.spec = self.spec.arguments(arguments);
         self
     }
 
@@ -159,7 +190,7 @@ impl Guest {
     pub fn run(&self) -> Result<ScenarioReport> {
         let work = tempfile::tempdir()?;
         let mut qemu = Command::new(QEMU);
-        self.boot(&mut qemu, work.path())?;
+        self.spec.boot(&mut qemu, work.path())?;
         self.play(&mut qemu)
     }
 
@@ -170,74 +201,40 @@ impl Guest {
         let errors = console.try_clone()?;
         let mut booted = Ok(());
         let daemon = Daemon::start(&[], Path::new(QEMU), |qemu| {
-            booted = self.boot(qemu.stdout(console).stderr(errors), work.path());
+            self.connect(qemu.stdout(console).stderr(errors));
+            booted = self.spec.boot(qemu, work.path());
         })?;
         booted?;
         Ok(RunningGuest { daemon, work })
     }
 
-    fn boot(&self, qemu: &mut Command, work: &Path) -> Result<()> {
-        let base = base::prepare(&folder())?;
-        let initrd = work.join("initrd");
-        self.write_archive(&base.archive, &initrd)?;
-        self.machine(qemu);
-        qemu.arg("-kernel").arg(&base.kernel).arg("-initrd").arg(&initrd);
-        qemu.args(["-append", KERNEL_ARGUMENTS]);
-        Ok(())
-    }
-
     /// Boots the guest from its devices, which contain the kernel and the archive (see [`Self::write_disc`]).
     pub fn run_from_disc(&self) -> Result<ScenarioReport> {
         let mut qemu = Command::new(QEMU);
-        self.machine(&mut qemu);
+        self.spec.machine(&mut qemu);
         self.play(&mut qemu)
     }
 
     /// Creates the image of a CD that boots this guest and contains `payload` under its file name.
     pub fn write_disc(&self, image: &Path, payload: &Path) -> Result<()> {
-        let base = base::prepare(&folder())?;
         let work = tempfile::tempdir()?;
-        let initrd = work.path().join("initrd");
-        self.write_archive(&base.archive, &initrd)?;
-        disc::write(image, &base.kernel, &initrd, payload, KERNEL_ARGUMENTS)
+        let (kernel, archive) = self.spec.kernel_and_archive(work.path())?;
+        disc::write(image, &kernel, &archive, payload, KERNEL_ARGUMENTS)
     }
 
-    /// Writes a copy of the archive of all guests, followed by the files of this guest.
-    fn write_archive(&self, base: &Path, path: &Path) -> Result<()> {
-        let mut archive = Archive::append_to_copy(base, path)?;
-        let read = |path: &Path| fs::read(path).with_context(|| path.display().to_string());
-        let script = |name: &str| read(&folder().join(name));
-        archive.file("init", 0o755, &script("init")?)?;
-        archive.file("login", 0o644, &script("login.sh")?)?;
-        archive.file("file_system", 0o644, &script("file_system.sh")?)?;
-        archive.file("scenario", 0o755, &script(&format!("{}.sh", self.scenario))?)?;
-        archive.file("environment", 0o644, self.environment.as_bytes())?;
-        let mut folders = BTreeSet::new();
-        for (name, source) in &self.files {
-            for (end, _) in name.match_indices('/') {
-                if folders.insert(&name[..end]) {
-                    archive.folder(&name[..end])?;
-                }
-            }
-            archive.file(name, 0o755, &read(source)?)?;
-        }
-        archive.finish()
-    }
-
-    fn machine(&self, qemu: &mut Command) {
+    /// Adds the network and the console.
+    fn connect(&self, qemu: &mut Command) {
         let forwards = self.forwards.iter();
         let forwards = forwards
             .map(|(host, own)| format!(",hostfwd=tcp:127.0.0.1:{host}-:{own}"))
             .collect::<String>();
         let network = format!("user,id=net{forwards}");
-        qemu.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
-            .args(["-accel", "tcg", "-cpu", "max,la57=off", "-m", &MEMORY_MIB.to_string()])
-            .args(["-netdev", &network, "-device", "virtio-net-pci,netdev=net,romfile="])
-            .args(["-serial", "stdio", "-monitor", "none"])
-            .args(&self.devices);
+        qemu.args(["-netdev", &network, "-device", "virtio-net-pci,netdev=net,romfile="])
+            .args(["-serial", "stdio"]);
     }
 
     fn play(&self, qemu: &mut Command) -> Result<ScenarioReport> {
+        self.connect(qemu);
         let console = process::output(qemu, LIMIT)?;
         let played = ScenarioReport { results: results(&console), console };
         let status = played.result("status")?;

@@ -11,8 +11,8 @@ use tempfile::TempDir;
 
 use crate::program;
 
-/// Maximum duration of a verb in seconds; a study of a few cells takes ten.
-const LIMIT: &str = "300";
+/// Maximum duration of a verb in seconds; a study of a few cells takes ten, and minutes in guests.
+const LIMIT: &str = "1200";
 /// Time within which the remains of a killed verb are removed.
 const GONE_LIMIT: Duration = Duration::from_secs(30);
 /// Environment variable that marks the processes of a lab.

@@ -24,7 +24,7 @@ pub static OPERATIONS: [Operation; 12] = [
 ];
 
 /// The operations that read and write one large file; the others use many small ones.
-const ON_ONE_FILE: usize = 6;
+pub const ON_ONE_FILE: usize = 6;
 /// Number of fields of 1.03: name, size, rates of the file with CPU time, number of files, rates of the files with CPU
 /// time.
 const FIELDS_OF_1_03: usize = 27;

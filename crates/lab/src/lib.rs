@@ -16,6 +16,7 @@ pub mod distribution;
 mod disturbances;
 pub mod fio;
 pub mod folder;
+pub mod guest;
 pub mod icf;
 pub mod limits;
 pub mod load;

@@ -7,6 +7,7 @@
 pub mod aravindan;
 #[cfg(test)]
 mod coverage;
+mod guests;
 mod layout;
 pub mod lu_du;
 pub mod lunden;
@@ -19,6 +20,7 @@ pub mod trinkle;
 use std::fmt;
 use std::time::Duration;
 
+pub use guests::{GuestMeasurement, GuestPlan, GuestPoint};
 pub use runner::{RunError, Settings, Watcher, now, record, run};
 
 use crate::access::AccessPattern;
@@ -55,8 +57,8 @@ pub trait Study: Sync {
     /// Returns one sentence about its measurements and its authors.
     fn about(&self) -> &'static str;
 
-    /// Returns the planned measurements; `None` if the study takes its figures from another source.
-    fn plan(&self, choices: &Choices) -> Option<Plan>;
+    /// Returns the planned measurements.
+    fn plan(&self, choices: &Choices) -> Plan;
 
     /// Returns the report in the layout of the study, with the published figures next to the results.
     fn report(&self, run: &Run) -> Report;
@@ -75,6 +77,8 @@ pub struct Plan {
     pub limits: bool,
     /// The cells, in the order of their measurement within a repetition.
     pub points: Vec<Point>,
+    /// The measurements in guests, after the cells of a repetition.
+    pub guests: Option<GuestPlan>,
     /// Number of measurements of each cell.
     pub repetitions: u32,
 }
@@ -82,7 +86,20 @@ pub struct Plan {
 impl Plan {
     /// Returns the approximate time of all measurements, without preparations and limits.
     pub fn time(&self) -> Duration {
-        self.points.iter().map(|point| point.time).sum::<Duration>() * self.repetitions
+        let cells = self.points.iter().map(|point| point.time);
+        let in_guests = self.guest_points().iter().map(|point| point.time);
+        cells.chain(in_guests).sum::<Duration>() * self.repetitions
+    }
+
+    /// Returns the labels of all cells.
+    fn cells(&self) -> impl Iterator<Item = &Labels> {
+        let in_guests = self.guest_points().iter().flat_map(|point| &point.cells);
+        self.points.iter().map(|point| &point.labels).chain(in_guests)
+    }
+
+    /// Returns the measurements in guests.
+    fn guest_points(&self) -> &[GuestPoint] {
+        self.guests.as_ref().map_or(&[], |guests| &guests.points)
     }
 }
 

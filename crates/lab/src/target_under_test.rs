@@ -26,6 +26,7 @@ use crate::folder::PrivateFolder;
 use crate::load::Endpoint;
 use crate::network::Network;
 use crate::process::ProcessError;
+use crate::record::Outcome;
 pub(crate) use running::FOLDER_PREFIX;
 pub use running::Running;
 use running::{VolumeEndpoint, private_folder};
@@ -121,6 +122,15 @@ pub enum TargetUnderTestError {
 impl TargetUnderTestError {
     fn file(what: &str, path: &Path, error: &io::Error) -> Self {
         Self::Failed(format!("cannot {what} {}: {error}", path.display()))
+    }
+}
+
+impl From<TargetUnderTestError> for Outcome {
+    fn from(error: TargetUnderTestError) -> Self {
+        match error {
+            TargetUnderTestError::Unable(reason) => Self::NotMeasured(reason),
+            TargetUnderTestError::Failed(reason) => Self::Failed(reason),
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, anyhow};
 use sarsen_lab::archive::Archive;
+use sarsen_lab::guest;
 use sarsen_lab::network::Network;
 use sarsen_lab::process;
 use sarsen_lab::record::{Outcome, Run, Scale};
@@ -59,6 +60,10 @@ pub(crate) struct Arguments {
     /// The folder for volumes on disk. They are deleted at the end.
     #[arg(long, value_name = "FOLDER", default_value = ".")]
     folder: PathBuf,
+    /// The folder that keeps what guests boot from, which Debian's packages provide [default: sarsen/guests in the user's
+    /// cache folder]
+    #[arg(long, value_name = "FOLDER")]
+    guests: Option<PathBuf>,
     /// Seed of the pseudo-random choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -83,11 +88,11 @@ pub(super) struct Output {
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let study = find(&arguments.study)?;
-    if study.name() == LUNDEN {
-        return arguments.output.tell(study, &run_lunden(arguments)?);
-    }
     if !arguments.files.is_empty() || arguments.mount.is_some() {
-        return Err(UsageError(format!("files and --mount are only for {LUNDEN}")).into());
+        if study.name() != LUNDEN {
+            return Err(UsageError(format!("files and --mount are only for {LUNDEN}")).into());
+        }
+        return arguments.output.tell(study, &run_lunden(arguments)?);
     }
     let targets_under_test = arguments.targets_under_test()?;
     let elsewhere = targets_under_test.iter().any(TargetUnderTest::is_elsewhere);
@@ -104,6 +109,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         command: command_line(),
         only: arguments.only.clone(),
         resume: arguments.resume,
+        guests: arguments.guests.clone().unwrap_or_else(guest::usual_cache),
     };
     let archive = arguments.output.open()?;
     let mut progress = Progress::new();
@@ -157,24 +163,20 @@ fn parse_label(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// Returns the output of bonnie++, from a file or from a new run.
+/// Returns the output of bonnie++, from files or from a new run in a mounted folder.
 fn run_lunden(arguments: &Arguments) -> anyhow::Result<Run> {
     let scale = arguments.scale();
     if arguments.is_about_targets_under_test() {
         let others = "--target, --medium, --destroy, --resume and --only";
-        return Err(
-            UsageError(format!("{others} are not for {LUNDEN}, which bonnie++ measures")).into()
-        );
+        return Err(UsageError(format!(
+            "{others} are not for files and --mount, which bonnie++ measures"
+        ))
+        .into());
     }
-    let from_files = match (&arguments.mount, &arguments.files[..]) {
-        (None, []) => {
-            let remedy =
-                "name files with the output of bonnie++, or --mount FOLDER to run it there";
-            return Err(UsageError(format!("{LUNDEN}: {remedy}")).into());
-        }
-        // Errors in the files are reported before a run begins.
-        (None, files) => lunden::run_from_files(files)?,
-        (Some(_), _) => Vec::new(),
+    // Errors in the files are reported before a run begins.
+    let from_files = match arguments.mount {
+        None => lunden::run_from_files(&arguments.files)?,
+        Some(_) => Vec::new(),
     };
     let archive = arguments.output.open()?;
     let mut run = study::record(LUNDEN, scale, command_line());

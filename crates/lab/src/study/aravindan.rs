@@ -100,7 +100,7 @@ impl Study for Aravindan {
          the time of a failover (Aravindan 2014)"
     }
 
-    fn plan(&self, choices: &Choices) -> Option<Plan> {
+    fn plan(&self, choices: &Choices) -> Plan {
         let targets_under_test = if choices.targets_under_test.is_empty() {
             vec![
                 TargetUnderTest::Sarsen,
@@ -159,7 +159,7 @@ impl Study for Aravindan {
                 .filter(is_measured)
                 .map(|fault| failover(&targets_under_test[0], fault, rounds)),
         );
-        Some(Plan {
+        Plan {
             links: vec![LinkProfile::loopback()],
             volumes: MODES
                 .map(|Mode { name, cache, .. }| VolumeSpec {
@@ -173,8 +173,9 @@ impl Study for Aravindan {
             targets_under_test,
             limits: true,
             points,
+            guests: None,
             repetitions: REPETITIONS,
-        })
+        }
     }
 
     fn report(&self, run: &Run) -> Report {

@@ -96,7 +96,7 @@ impl Study for LuDu {
          a LAN, 100 Mbit/s and a WAN (Lu and Du 2003)"
     }
 
-    fn plan(&self, choices: &Choices) -> Option<Plan> {
+    fn plan(&self, choices: &Choices) -> Plan {
         let targets_under_test = targets_under_test(choices);
         let mut points = Vec::new();
         let ways: Vec<_> =
@@ -111,7 +111,7 @@ impl Study for LuDu {
             let present: Vec<_> = targets_under_test.iter().enumerate().filter(on_this).collect();
             points.extend(points_on(way, &present, choices.scale));
         }
-        Some(Plan {
+        Plan {
             links: ways.into_iter().map(|way| way.link).collect(),
             volumes: vec![VolumeSpec {
                 name: VOLUME.into(),
@@ -127,8 +127,9 @@ impl Study for LuDu {
             targets_under_test,
             limits: true,
             points,
+            guests: None,
             repetitions: REPETITIONS,
-        })
+        }
     }
 
     fn report(&self, run: &Run) -> Report {

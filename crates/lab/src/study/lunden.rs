@@ -3,10 +3,12 @@
 //!
 //! The study created a file system on each type of storage and ran bonnie++ on it a hundred times. For each figure it
 //! shows the mean, the median, the gap between them, the variance, the extremes and a histogram. This study uses no
-//! load of the lab. It reads files that bonnie++ wrote ([`run_from_files`]), or it runs bonnie++ in a folder of a
-//! mounted file system ([`run_bonnie`]). The results are stored as samples, as in all other studies; [`crate::bonnie`]
-//! parses them.
+//! load of the lab. It runs bonnie++ in guests, whose storage the lab creates; or it reads files that bonnie++ wrote
+//! ([`run_from_files`]), or it runs bonnie++ in a folder of a mounted file system ([`run_bonnie`]). The results are
+//! stored as samples, as in all other studies; [`crate::bonnie`] parses them.
 
+mod findings;
+mod setups;
 mod table;
 
 use std::fs;
@@ -18,7 +20,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crate::bonnie::{self, Contents, Line, OPERATIONS, Unit, Value};
 use crate::record::{Labels, Measures, Outcome, Run, Sample, Scale, figure};
 use crate::report::Report;
-use crate::study::{Choices, Plan, Study};
+use crate::study::{Choices, GuestPlan, Plan, Study};
+use setups::SETUPS;
 
 /// Names of the figures that only bonnie++ reports.
 pub mod figures {
@@ -43,6 +46,11 @@ const QUICK_REPETITIONS: u32 = 3;
 /// Options of a quick run: a file of 512 MiB, as if the memory had half that size, and 4096 files. Writing less data
 /// would take less than half a second, and bonnie++ reports no figures for such short times.
 const QUICK_OPTIONS: [&str; 6] = ["-s", "512", "-r", "256", "-n", "4"];
+/// Number of quick runs of each set-up in guests.
+const QUICK_GUEST_REPETITIONS: u32 = 2;
+/// Size of each disk of a guest: a file system is made on it for each run.
+const DISK_BYTES: u64 = 2 << 30;
+const QUICK_DISK_BYTES: u64 = 256 << 20;
 /// Maximum size of a file with results; a hundred runs need about 30 KiB.
 const FILE_LIMIT: u64 = 64 << 20;
 /// Maximum number of characters of bonnie++'s output in an error.
@@ -58,13 +66,31 @@ impl Study for Lunden {
     }
 
     fn about(&self) -> &'static str {
-        "bonnie++ on a file system, again and again: mean, median, variance and histogram of each \
-         figure, after Lunden (2009)"
+        "bonnie++ on file systems over iSCSI, NFS, DRBD and ATA over Ethernet, in guests or where \
+         you mount them: mean, median, variance and histogram of each figure (Lunden 2009)"
     }
 
-    /// Returns `None`: bonnie++ measures instead of the runner.
-    fn plan(&self, _choices: &Choices) -> Option<Plan> {
-        None
+    fn plan(&self, choices: &Choices) -> Plan {
+        let size = setups::Size::of(choices.scale);
+        Plan {
+            guests: Some(GuestPlan {
+                disk_bytes: match choices.scale {
+                    Scale::Quick => QUICK_DISK_BYTES,
+                    Scale::Full => DISK_BYTES,
+                },
+                commands: vec![setups::bonnie(size, 1)],
+                points: SETUPS
+                    .iter()
+                    .filter(|setup| choices.scale == Scale::Full || !setup.only_full)
+                    .map(|setup| setups::point(setup, size))
+                    .collect(),
+            }),
+            repetitions: match choices.scale {
+                Scale::Quick => QUICK_GUEST_REPETITIONS,
+                Scale::Full => REPETITIONS,
+            },
+            ..Plan::default()
+        }
     }
 
     fn report(&self, run: &Run) -> Report {
@@ -208,6 +234,21 @@ fn samples_of_file(
         });
     }
     samples
+}
+
+/// Returns the outcome of each operation in the output of one run of bonnie++.
+fn run_lines(said: &str, setup: &str) -> Vec<(Labels, Outcome)> {
+    let contents = bonnie::parse("bonnie++", said);
+    match &contents.lines[..] {
+        [line] => {
+            let samples = samples_of_run(line, setup, 1, 0, "bonnie++");
+            samples.map(|sample| (sample.labels, sample.outcome)).collect()
+        }
+        _ => {
+            let reason = format!("bonnie++ printed no result: {said}");
+            vec![(Labels::new().with(SETUP, setup), Outcome::Failed(reason))]
+        }
+    }
 }
 
 /// Returns a sample of each operation.

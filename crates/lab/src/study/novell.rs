@@ -62,7 +62,7 @@ impl Study for Novell {
          and lossy links (Novell, iSCSI Performance Factors)"
     }
 
-    fn plan(&self, choices: &Choices) -> Option<Plan> {
+    fn plan(&self, choices: &Choices) -> Plan {
         let targets_under_test = targets_under_test(choices);
         let media = media(choices);
         let times = Times::of(choices.scale);
@@ -82,14 +82,15 @@ impl Study for Novell {
             Scale::Quick => 128 << 20,
             Scale::Full => 1 << 30,
         };
-        Some(Plan {
+        Plan {
             links,
             volumes: media.iter().map(|medium| volume(*medium, bytes)).collect(),
             targets_under_test,
             limits: true,
             points,
+            guests: None,
             repetitions: REPETITIONS,
-        })
+        }
     }
 
     fn report(&self, run: &Run) -> Report {

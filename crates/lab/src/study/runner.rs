@@ -6,6 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use sarsen_node::stores::CacheMode;
 
+use super::guests::Guests;
 use super::{Choices, NOT_TO_BE_WRITTEN, Plan, Point, Study, Subject};
 use crate::access::AccessPattern;
 use crate::archive::{Archive, ArchiveError, RunLock};
@@ -36,6 +37,8 @@ pub struct Settings {
     pub only: Vec<(String, String)>,
     /// Whether to resume the newest unfinished run with these choices, with its own seed.
     pub resume: bool,
+    /// The folder that keeps what guests boot from.
+    pub guests: PathBuf,
 }
 
 /// An observer of a run.
@@ -56,12 +59,6 @@ pub enum RunError {
     /// The archive returned an error.
     #[error(transparent)]
     Archive(#[from] ArchiveError),
-    /// The study takes its figures from another source.
-    #[error("{study} does not run loads itself")]
-    NoPlan {
-        /// The study.
-        study: &'static str,
-    },
     /// No cell has the selected labels.
     #[error("no cell of this run has {only}; the cells have {known}")]
     NoCell {
@@ -167,6 +164,8 @@ pub fn run(
         run.setting.network.extend(unfilled);
         archive.set_setting(id, &run.setting)?;
     }
+    let mut guests =
+        plan.guests.as_ref().map(|plan| Guests::new(plan, &settings.guests, folder.path()));
     // The machine is slower at some times than at others: the best of all measurements of a limit counts.
     for repetition in 1..=plan.repetitions {
         measure_limits(watcher, repetition)?;
@@ -174,6 +173,17 @@ pub fn run(
             if !made.contains(&(point.labels.clone(), repetition)) {
                 watcher.does(&point.labels.to_string());
                 keep(watcher, &point.labels, repetition, context.measure(point, repetition))?;
+            }
+        }
+        if let (Some(guests), Some(plan)) = (&mut guests, &plan.guests) {
+            for point in &plan.points {
+                let is_made = |cell: &Labels| made.contains(&(cell.clone(), repetition));
+                if !point.cells.iter().all(is_made) {
+                    watcher.does(&point.labels.to_string());
+                    for (labels, outcome) in guests.measure(point) {
+                        keep(watcher, &labels, repetition, outcome)?;
+                    }
+                }
             }
         }
     }
@@ -184,7 +194,7 @@ pub fn run(
 
 /// Returns the plan of a study with the selected cells, and only with the volumes that they need.
 fn plan(study: &dyn Study, choices: &Choices, settings: &Settings) -> Result<Plan, RunError> {
-    let mut plan = study.plan(choices).ok_or(RunError::NoPlan { study: study.name() })?;
+    let mut plan = study.plan(choices);
     let mut names = HashSet::new();
     for target_under_test in &plan.targets_under_test {
         let name = target_under_test.to_string();
@@ -192,10 +202,17 @@ fn plan(study: &dyn Study, choices: &Choices, settings: &Settings) -> Result<Pla
             return Err(RunError::Twice { name });
         }
     }
-    if !plan.points.iter().any(|point| is_wanted(&point.labels, &settings.only)) {
-        return Err(no_cell(&plan.points, &settings.only));
+    let selectable = || {
+        let in_guests = plan.guest_points().iter().map(|point| &point.labels);
+        plan.points.iter().map(|point| &point.labels).chain(in_guests)
+    };
+    if !selectable().any(|labels| is_wanted(labels, &settings.only)) {
+        return Err(no_cell(selectable(), &settings.only));
     }
     plan.points.retain(|point| is_wanted(&point.labels, &settings.only));
+    if let Some(guests) = &mut plan.guests {
+        guests.points.retain(|point| is_wanted(&point.labels, &settings.only));
+    }
     plan.volumes.retain(|volume| plan.points.iter().any(|point| point.volume == volume.name));
     Ok(plan)
 }
@@ -208,9 +225,9 @@ fn is_wanted(labels: &Labels, only: &[(String, String)]) -> bool {
     })
 }
 
-fn no_cell(points: &[Point], only: &[(String, String)]) -> RunError {
+fn no_cell<'a>(cells: impl Iterator<Item = &'a Labels>, only: &[(String, String)]) -> RunError {
     let mut dimensions: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for (dimension, value) in points.iter().flat_map(|point| point.labels.iter()) {
+    for (dimension, value) in cells.flat_map(Labels::iter) {
         let values = dimensions.entry(dimension).or_default();
         if !values.contains(&value) {
             values.push(value);
@@ -229,7 +246,7 @@ fn measurements(plan: &Plan) -> usize {
     let media = [Medium::Ram, Medium::Disk];
     let used = media.iter().filter(|medium| plan.volumes.iter().any(|v| v.medium == **medium));
     let limits = if plan.limits { plan.links.len() + used.count() } else { 0 };
-    limits * (plan.repetitions as usize + 1) + plan.points.len() * plan.repetitions as usize
+    limits * (plan.repetitions as usize + 1) + plan.cells().count() * plan.repetitions as usize
 }
 
 /// The cells that were measured earlier, with their repetitions.
@@ -274,12 +291,15 @@ fn facts(plan: &Plan, settings: &Settings) -> BTreeMap<String, String> {
         format!("{name}: {bytes} bytes, {medium:?}, {cache:?}{stripes}")
     });
     let links: Vec<_> = plan.links.iter().map(|link| link.name.as_str()).collect();
-    let cells = format!("{} of {} repetitions each", plan.points.len(), plan.repetitions);
+    let cells = format!("{} of {} repetitions each", plan.cells().count(), plan.repetitions);
     let mut facts = BTreeMap::from([
         ("volumes", volumes.collect::<Vec<_>>().join("; ")),
         ("links", links.join(", ")),
         ("cells", cells),
     ]);
+    if let Some(guests) = &plan.guests {
+        facts.insert("guests", guests.to_string());
+    }
     // The names of these targets do not contain their full address.
     let places =
         plan.targets_under_test.iter().filter_map(|target_under_test| match target_under_test {
@@ -345,6 +365,9 @@ struct RunContext<'a> {
 impl RunContext<'_> {
     fn describe(&self, setting: &mut Setting) {
         setting.commands.clear();
+        if let Some(guests) = &self.plan.guests {
+            setting.commands.extend_from_slice(&guests.commands);
+        }
         for running in self.targets_under_test.iter().flatten() {
             setting.commands.extend_from_slice(running.commands());
             if let Some(version) = running.version() {
@@ -390,11 +413,7 @@ impl RunContext<'_> {
     }
 
     fn measure(&self, point: &Point, repetition: u32) -> Outcome {
-        match self.try_to_measure(point, repetition) {
-            Ok(outcome) => outcome,
-            Err(TargetUnderTestError::Unable(reason)) => Outcome::NotMeasured(reason),
-            Err(TargetUnderTestError::Failed(reason)) => Outcome::Failed(reason),
-        }
+        self.try_to_measure(point, repetition).unwrap_or_else(Outcome::from)
     }
 
     fn try_to_measure(

@@ -53,7 +53,7 @@ impl Study for Trinkle {
          stripes (Trinkle 2013)"
     }
 
-    fn plan(&self, choices: &Choices) -> Option<Plan> {
+    fn plan(&self, choices: &Choices) -> Plan {
         let targets_under_test = if choices.targets_under_test.is_empty() {
             vec![TargetUnderTest::Sarsen, TargetUnderTest::Tgt, TargetUnderTest::Istgt]
         } else {
@@ -104,14 +104,15 @@ impl Study for Trinkle {
             points.extend(alignment::points(&targets_under_test, link, bytes, warm_up, duration));
         }
         volumes.retain(|volume| points.iter().any(|point| point.volume == volume.name));
-        Some(Plan {
+        Plan {
             links,
             volumes,
             targets_under_test,
             limits: true,
             points,
+            guests: None,
             repetitions: REPETITIONS,
-        })
+        }
     }
 
     fn report(&self, run: &Run) -> Report {

@@ -5,7 +5,7 @@ use crate::published;
 #[test]
 fn the_plans_can_be_carried_out_and_the_quick_one_is_quick() {
     soundness::plans(&LuDu);
-    let plan = LuDu.plan(&soundness::choices(Scale::Full)).unwrap();
+    let plan = LuDu.plan(&soundness::choices(Scale::Full));
     let trace = plan.points.iter().filter(|point| point.labels.value(PART) == Some(TRACE));
     assert_eq!(trace.count(), 3 * 3 + 1, "three over three networks, one over none");
     assert!(plan.volumes[0].bytes > LU_DU_TRACE.last_lba * 512 + u64::from(TRACE_BYTES));
@@ -42,7 +42,7 @@ fn a_quick_run_imitates_networks_for_one_target_alone() {
         ],
         ..soundness::choices(Scale::Quick)
     };
-    let plan = LuDu.plan(&choices).unwrap();
+    let plan = LuDu.plan(&choices);
     let far: Vec<_> = plan.points.iter().filter(|point| point.link == "wan").collect();
     assert!(!far.is_empty() && far.iter().all(|point| point.target_under_test == 1), "{far:?}");
     let direct = plan.points.iter().filter(|point| point.target_under_test == 0);

@@ -1,12 +1,16 @@
 //! The report: the study's table and histograms for each set-up, the published table next to it, and a comparison of
 //! the means of the set-ups.
 
+use std::collections::BTreeSet;
+
 use crate::bonnie::{OPERATIONS, Operation, Unit};
 use crate::published::{self, LundenRow};
-use crate::record::{Labels, Outcome, Run, Sample, figure};
+use crate::record::{Labels, Outcome, Run, Sample, Scale, figure};
 use crate::report::{BarSeries, Bars, Block, Cell, Report, Section, Table};
 use crate::statistics::Summary;
 
+use super::findings;
+use super::setups::{CLIENT, SETUPS};
 use super::{OPERATION, SETUP, TOO_QUICK, TOO_QUICK_REASON, figures, rate_figure};
 
 /// Minimum number of runs for a histogram.
@@ -97,8 +101,9 @@ pub(super) fn report(run: &Run) -> Report {
     let setups = setups(run);
     let mut sections = Vec::new();
     if !setups.is_empty() {
-        sections.push(means(run, &setups));
+        sections.push(comparison(run, &setups));
     }
+    sections.extend(findings::section(run));
     sections.extend(setups.iter().map(|setup| section(run, setup)));
     sections.extend(others(run));
     Report { title: "File systems by bonnie++".into(), summary: summary(run, &setups), sections }
@@ -114,8 +119,9 @@ fn setups(run: &Run) -> Vec<&str> {
 }
 
 fn runs(run: &Run, setup: &str) -> u32 {
-    let labels = cell(setup, &OPERATIONS[0]);
-    run.cells(&labels).count().try_into().unwrap_or(u32::MAX)
+    // Its options can leave out operations.
+    let counts = OPERATIONS.iter().map(|operation| run.cells(&cell(setup, operation)).count());
+    counts.max().unwrap_or_default().try_into().unwrap_or(u32::MAX)
 }
 
 fn summary(run: &Run, setups: &[&str]) -> Vec<String> {
@@ -128,8 +134,23 @@ fn summary(run: &Run, setups: &[&str]) -> Vec<String> {
          than half a second) count as not measured here, and as 0 in the study."
             .into(),
     ];
+    if is_in_guests(run) {
+        summary.push(
+            "The lab has created the set-ups in virtual machines with emulated processors: compare \
+             them with each other only."
+                .into(),
+        );
+        if run.scale == Scale::Quick {
+            let others = SETUPS.iter().filter(|setup| setup.only_full).map(|setup| setup.name);
+            summary.push(format!(
+                "Only --full measures these set-ups: {}; and, in all set-ups, single bytes and small files.",
+                others.collect::<Vec<_>>().join(", ")
+            ));
+        }
+    }
     let versions = texts(run, None, "bonnie++");
-    if versions.iter().any(|version| !version.starts_with("before")) {
+    let has_bytes = setups.iter().any(|setup| mean_of(run, setup, "putc").is_some());
+    if has_bytes && versions.iter().any(|version| !version.starts_with("before")) {
         summary.push(
             "Since 1.9x bonnie++ measures putc and getc by a system call for each byte, no longer \
              by the C library: these rates are far below those of the study's time."
@@ -137,6 +158,11 @@ fn summary(run: &Run, setups: &[&str]) -> Vec<String> {
         );
     }
     summary
+}
+
+/// Whether the lab created the set-ups.
+fn is_in_guests(run: &Run) -> bool {
+    run.setting.plan.contains_key("guests")
 }
 
 /// Returns the distinct values of a text of the samples, of one set-up or of all.
@@ -162,10 +188,119 @@ fn published_beside(setup: &str) -> &'static str {
     of_its_name.unwrap_or(USUAL_PUBLISHED)
 }
 
-fn means(run: &Run, setups: &[&str]) -> Section {
+/// Maximum number of set-ups that are columns of a table; more of them are rows.
+const SETUP_COLUMNS: usize = 3;
+
+/// Returns the section that compares set-ups.
+fn comparison(run: &Run, setups: &[&str]) -> Section {
+    let mut blocks = Vec::new();
+    if setups.len() <= SETUP_COLUMNS {
+        blocks.push(means_by_column(run, setups));
+    } else {
+        let caption = "Means, with 95 % confidence intervals";
+        blocks.push(by_setup(run, setups, caption, mean, |row| row.mean));
+        let range = |values: &[f64]| match Summary::of(values) {
+            Some(summary) if summary.count > 1 => number(summary.max - summary.min),
+            _ => Cell::Empty,
+        };
+        let caption = "Ranges: the difference of the highest and the lowest run";
+        blocks.push(by_setup(run, setups, caption, range, |row| row.range));
+        blocks.extend(totals(run, setups));
+    }
+    let beside = all_published_beside(setups);
+    let units = [Unit::KibPerSecond, Unit::SeeksPerSecond, Unit::FilesPerSecond];
+    let charts = units.into_iter().filter_map(|unit| means_chart(run, setups, &beside, unit));
+    blocks.extend(charts.map(Block::Bars));
+    Section { heading: "Comparison of the set-ups".into(), blocks }
+}
+
+fn all_published_beside(setups: &[&str]) -> Vec<&'static str> {
     let mut beside: Vec<_> = setups.iter().map(|setup| published_beside(setup)).collect();
     beside.sort_unstable();
     beside.dedup();
+    beside
+}
+
+/// Returns the columns of rates that the run has for any set-up.
+fn rates(run: &Run, setups: &[&str]) -> Vec<Column> {
+    let is_measured = |column: &Column| {
+        let is_known = |setup: &&str| run.cells(&cell(setup, column.operation)).next().is_some();
+        column.kind == ColumnKind::Rate && setups.iter().any(is_known)
+    };
+    columns().filter(is_measured).collect()
+}
+
+/// Returns a table of a statistic with a row for each set-up, and a row for the published one of the same name.
+fn by_setup(
+    run: &Run,
+    setups: &[&str],
+    caption: &str,
+    statistic: impl Fn(&[f64]) -> Cell,
+    published: impl Fn(&LundenRow) -> f64,
+) -> Block {
+    let rates = rates(run, setups);
+    let mut table = Table { caption: caption.into(), ..Table::default() };
+    table.columns.push("Set-up".into());
+    table
+        .columns
+        .extend(rates.iter().map(|column| format!("{}, {}", column.name(), column.unit())));
+    for setup in setups {
+        let mut row = vec![Cell::Text((*setup).into())];
+        row.extend(rates.iter().map(|&column| match statistic(&column.values(run, setup)) {
+            Cell::Empty => too_quick_cell(run, setup, column),
+            cell => cell,
+        }));
+        table.rows.push(row);
+        if published_beside(setup) == *setup {
+            let mut row = vec![Cell::Text(format!("{setup} (Lunden)"))];
+            row.extend(rates.iter().map(|&column| {
+                let row = published::lunden_row(setup, &column.name());
+                row.map_or(Cell::Empty, |row| published_cell(published(row)))
+            }));
+            table.rows.push(row);
+        }
+    }
+    Block::Table(table)
+}
+
+/// Returns the table of the sums over the clients that work at once, which the study does not have.
+fn totals(run: &Run, setups: &[&str]) -> Option<Block> {
+    let rates = rates(run, setups);
+    let mut table = Table {
+        caption: "Totals of the clients that work at once: means of the runs".into(),
+        ..Table::default()
+    };
+    table.columns.push("Set-up".into());
+    table
+        .columns
+        .extend(rates.iter().map(|column| format!("{}, {}", column.name(), column.unit())));
+    for setup in setups {
+        let of_setup =
+            run.samples.iter().filter(|sample| sample.labels.value(SETUP) == Some(setup));
+        let clients = of_setup.filter_map(|sample| sample.labels.value(CLIENT));
+        let clients: BTreeSet<_> = clients.collect();
+        if clients.is_empty() {
+            continue;
+        }
+        let mut row = vec![Cell::Text((*setup).into())];
+        row.extend(rates.iter().map(|&column| {
+            let means = clients.iter().map(|client| {
+                let labels = cell(setup, column.operation).with(CLIENT, client);
+                Summary::of(&run.figures(&labels, column.figure())).map(|summary| summary.mean)
+            });
+            means.sum::<Option<f64>>().map_or(Cell::Empty, |total| Cell::Number {
+                value: total,
+                decimals: decimals(total).min(1),
+            })
+        }));
+        table.rows.push(row);
+    }
+    (!table.rows.is_empty()).then_some(Block::Table(table))
+}
+
+/// Returns the table of the means with a column for each set-up.
+fn means_by_column(run: &Run, setups: &[&str]) -> Block {
+    let beside = all_published_beside(setups);
     let mut table = Table {
         caption: "Means, with 95 % confidence intervals".into(),
         columns: vec!["Figure".into(), "Unit".into()],
@@ -185,18 +320,29 @@ fn means(run: &Run, setups: &[&str]) -> Section {
         }));
         table.rows.push(row);
     }
-    let units = [Unit::KibPerSecond, Unit::SeeksPerSecond, Unit::FilesPerSecond];
-    let charts = units.into_iter().filter_map(|unit| means_chart(run, setups, &beside, unit));
-    let blocks = std::iter::once(Block::Table(table)).chain(charts.map(Block::Bars)).collect();
-    Section { heading: "Comparison of the set-ups".into(), blocks }
+    Block::Table(table)
 }
 
 fn mean_cell(run: &Run, setup: &str, column: Column) -> Cell {
-    match Summary::of(&column.values(run, setup)) {
+    match mean(&column.values(run, setup)) {
+        Cell::Empty => too_quick_cell(run, setup, column),
+        cell => cell,
+    }
+}
+
+/// Returns the mean of a column of bonnie++.
+pub(super) fn mean_of(run: &Run, setup: &str, column: &str) -> Option<f64> {
+    let column = columns().find(|known| known.name() == column)?;
+    Summary::of(&column.values(run, setup)).map(|summary| summary.mean)
+}
+
+/// Returns the mean with its interval, or an empty cell.
+fn mean(values: &[f64]) -> Cell {
+    match Summary::of(values) {
         Some(Summary { mean, half_width, .. }) => {
             Cell::Interval { mean, half_width, decimals: decimals(mean).min(1) }
         }
-        None => too_quick_cell(run, setup, column),
+        None => Cell::Empty,
     }
 }
 
@@ -246,7 +392,10 @@ fn means_chart(run: &Run, setups: &[&str], beside: &[&str], unit: Unit) -> Optio
 
 /// Returns the section of a set-up: its table, the published table and its histograms.
 fn section(run: &Run, setup: &str) -> Section {
-    let mut blocks = vec![Block::Text(conditions(run, setup)), Block::Table(own_table(run, setup))];
+    let about = SETUPS.iter().find(|known| known.name == setup && is_in_guests(run));
+    let about = about.map(|known| Block::Text(format!("In guests: {}.", known.about)));
+    let mut blocks: Vec<_> = about.into_iter().collect();
+    blocks.extend([Block::Text(conditions(run, setup)), Block::Table(own_table(run, setup))]);
     blocks.push(Block::Table(published_table(published_beside(setup))));
     let histograms: Vec<_> = columns()
         .filter(|column| column.kind != ColumnKind::Latency)

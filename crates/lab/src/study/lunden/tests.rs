@@ -49,6 +49,11 @@ fn number(cell: &Cell) -> f64 {
 }
 
 #[test]
+fn plans_have_their_own_cells_and_the_quick_one_is_quick() {
+    super::super::soundness::plans(&Lunden);
+}
+
+#[test]
 fn the_table_has_the_studys_statistics_and_its_own_beside() {
     let folder = tempfile::tempdir().unwrap();
     let lines: String = (1..=9).map(|run| line("keeper", run * run * 1000) + "\n").collect();

@@ -6,7 +6,7 @@ use crate::record::Outcome;
 #[test]
 fn the_plans_can_be_carried_out_and_the_quick_one_is_quick() {
     soundness::plans(&Novell);
-    let plan = Novell.plan(&soundness::choices(Scale::Full)).unwrap();
+    let plan = Novell.plan(&soundness::choices(Scale::Full));
     // Eleven sizes of sequential writes and eight of each other access, on two media, for four targets; and the links.
     assert_eq!(plan.points.len(), (11 + 3 * 8) * 2 * 4 + 7 * 2 + 7 * 2 * 3);
 }
@@ -42,7 +42,7 @@ fn one_medium_and_one_target_are_enough() {
         medium: Some(Medium::Ram),
         ..soundness::choices(Scale::Quick)
     };
-    let plan = Novell.plan(&choices).unwrap();
+    let plan = Novell.plan(&choices);
     assert_eq!(plan.targets_under_test, [TargetUnderTest::Tgt, TargetUnderTest::Direct]);
     assert_eq!(plan.volumes.len(), 1);
     let over = |link: &str| plan.points.iter().filter(|point| point.link == link).count();

@@ -27,7 +27,7 @@ impl Study for Small {
         "a study of two cells"
     }
 
-    fn plan(&self, choices: &Choices) -> Option<Plan> {
+    fn plan(&self, choices: &Choices) -> Plan {
         let mut points = Vec::new();
         for read_percent in [100, 0] {
             for (target_under_test, name) in choices.targets_under_test.iter().enumerate() {
@@ -51,7 +51,7 @@ impl Study for Small {
         }
         let medium = choices.medium.unwrap_or(Medium::Ram);
         let cache = Default::default();
-        Some(Plan {
+        Plan {
             links: vec![LinkProfile::loopback()],
             volumes: vec![VolumeSpec {
                 name: "a".into(),
@@ -63,8 +63,9 @@ impl Study for Small {
             targets_under_test: choices.targets_under_test.clone(),
             limits: false,
             points,
+            guests: None,
             repetitions: 2,
-        })
+        }
     }
 
     fn report(&self, _run: &Run) -> Report {
@@ -116,6 +117,7 @@ impl RunnerFixture {
             command: "sarsen lab run small".into(),
             only: Vec::new(),
             resume: false,
+            guests: folder.path().join("guests"),
         };
         Self { folder, archive, choices, settings }
     }
@@ -128,7 +130,7 @@ impl RunnerFixture {
 
     /// Creates an interrupted run with one measured and one failed cell.
     fn broken_off(&self) -> i64 {
-        let plan = Small.plan(&self.choices).unwrap();
+        let plan = Small.plan(&self.choices);
         let (run, ..) = begin(&Small, &self.choices, &self.settings, &self.archive, &plan).unwrap();
         let outcomes = [Outcome::Measured(Measures::default()), Outcome::Failed("lost".into())];
         for (point, outcome) in plan.points.iter().zip(outcomes) {
@@ -306,7 +308,8 @@ fn cells_are_chosen_by_any_of_the_values_of_every_dimension() {
     assert_eq!(chosen(&[("test", "a"), ("test", "c")]), 4);
     assert_eq!(chosen(&[("test", "a"), ("test", "c"), ("target", "1")]), 2);
     assert_eq!(chosen(&[("test", "a"), ("tset", "a")]), 0);
-    let error = no_cell(&points, &[pair(&("test", "d"))]).to_string();
+    let error =
+        no_cell(points.iter().map(|point| &point.labels), &[pair(&("test", "d"))]).to_string();
     assert_eq!(
         error,
         "no cell of this run has test d; the cells have target (0, 1); test (a, b, c)"
@@ -325,13 +328,13 @@ impl Study for OneCell {
         "a study of one cell"
     }
 
-    fn plan(&self, choices: &Choices) -> Option<Plan> {
-        let mut plan = Small.plan(choices)?;
+    fn plan(&self, choices: &Choices) -> Plan {
+        let mut plan = Small.plan(choices);
         plan.points.truncate(1);
         for point in &mut plan.points {
             point.measurement = Box::new(self.0);
         }
-        Some(plan)
+        plan
     }
 
     fn report(&self, run: &Run) -> Report {

@@ -8,7 +8,7 @@ use crate::report::Cell;
 #[test]
 fn the_plans_can_be_carried_out_and_the_quick_one_is_quick() {
     soundness::plans(&Trinkle);
-    let plan = Trinkle.plan(&soundness::choices(Scale::Full)).unwrap();
+    let plan = Trinkle.plan(&soundness::choices(Scale::Full));
     assert_eq!(plan.points.len(), 10 * 3 * 2 + 2 * 3 * 3 + 12);
     // The thesis ran five minutes three times.
     assert!(plan.time() > Duration::from_secs(60 * 3 * 300), "{:?}", plan.time());
@@ -58,7 +58,7 @@ fn alignment_run(mb_per_s: impl Fn(&str) -> f64) -> Run {
 
 #[test]
 fn alignment_is_measured_on_equal_volumes_of_targets_with_stripes() {
-    let plan = Trinkle.plan(&soundness::choices(Scale::Quick)).unwrap();
+    let plan = Trinkle.plan(&soundness::choices(Scale::Quick));
     let [whole, striped] = ["lun", "raid"]
         .map(|name| plan.volumes.iter().find(|volume| volume.name == name).unwrap().clone());
     assert_eq!(striped.striping.map(|striping| striping.stripe_bytes()), Some(256 << 10));
@@ -70,7 +70,7 @@ fn alignment_is_measured_on_equal_volumes_of_targets_with_stripes() {
     assert_eq!(plan.targets_under_test[0], TargetUnderTest::Sarsen);
 
     let disk = Choices { medium: Some(Medium::Disk), ..soundness::choices(Scale::Quick) };
-    let plan = Trinkle.plan(&disk).unwrap();
+    let plan = Trinkle.plan(&disk);
     let striped = plan.volumes.iter().find(|volume| volume.name == "raid").unwrap();
     assert_eq!((striped.medium, striped.cache), (Medium::Disk, CacheMode::None));
 
@@ -78,7 +78,7 @@ fn alignment_is_measured_on_equal_volumes_of_targets_with_stripes() {
         targets_under_test: vec![TargetUnderTest::Tgt],
         ..soundness::choices(Scale::Quick)
     };
-    assert_eq!(Trinkle.plan(&others).unwrap().volumes, [whole]);
+    assert_eq!(Trinkle.plan(&others).volumes, [whole]);
     let run = soundness::run_of(&Trinkle, &others, &[]);
     assert_eq!((alignment::section(&run), alignment::summary(&run)), (None, Vec::new()));
 }

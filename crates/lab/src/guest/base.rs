@@ -1,42 +1,40 @@
-//! The base of every guest: Debian's kernel, and an archive with busybox, open-iscsi, nbd-client, e2fsprogs, fio,
-//! xfsprogs, dmsetup, multipath-tools, udev, eject, sg3-utils, bonnie++, rtslib and the necessary modules. apt downloads it into a private state, so that nothing is installed and
-//! root is not necessary. The result is kept until the recipe changes.
+//! What guests boot from: Debian's kernel, and an archive with the packages and the kernel modules of a [`Recipe`]. apt
+//! downloads them into a private state, so that nothing is installed and root is not necessary. The result is kept until
+//! the recipe changes.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
-
 use super::archive::Archive;
 use super::modules::{self, Modules};
+use super::{GuestError, at};
 use crate::process;
 
-/// Increase this number when this file processes the lists below differently.
-const RECIPE_VERSION: u32 = 4;
+/// Increase this number when this file processes recipes differently.
+const VERSION: u32 = 5;
 
 /// Debian's name for its newest kernel of this release; it depends on the package with the kernel.
 const KERNEL: &str = "linux-image-6.12-amd64";
 
-/// Packages that scenarios use; Debian's dependencies add their libraries.
-const PACKAGES: &[&str] = &[
-    "bonnie++",
-    "busybox-static",
-    "dmsetup",
-    "e2fsprogs",
-    "eject",
-    "fio",
-    "libc-bin",
-    "multipath-tools",
-    "nbd-client",
-    "open-iscsi",
-    "python3-rtslib-fb",
-    "sg3-utils",
-    "thin-provisioning-tools",
-    "udev",
-    "xfsprogs",
-];
+/// What the guests of one kind contain.
+#[derive(Clone, Copy, Debug)]
+pub struct Recipe {
+    /// Its name, which is that of its folder in the cache.
+    pub name: &'static str,
+    /// Debian's packages; their dependencies are added.
+    pub packages: &'static [&'static str],
+    /// Kernel modules; their dependencies are added.
+    pub modules: &'static [&'static str],
+}
+
+/// Packages of every guest.
+const PACKAGES: &[&str] = &["busybox-static", "libc-bin"];
+
+/// Modules of every guest.
+const MODULES: &[&str] =
+    &["virtio_pci", "virtio_net", "virtio_blk", "virtio_console", "crc32c_generic"];
 
 /// Dependencies that are never used: package management, perl.
 const UNUSED_PACKAGES: &[&str] = &[
@@ -57,67 +55,44 @@ const UNUSED_PACKAGES: &[&str] = &[
     "usrmerge",
 ];
 
-/// Folders that no program in the guest reads.
+/// Folders that no program in a guest reads.
 const UNUSED_FOLDERS: &[&str] =
     &["etc/init.d", "lib/systemd", "usr/lib/x86_64-linux-gnu/gconv", "usr/share"];
-
-/// Modules that the guest needs; the code determines their dependencies.
-const MODULES: &[&str] = &[
-    "virtio_pci",
-    "virtio_net",
-    "virtio_scsi",
-    "virtio_blk",
-    "crc32c_generic",
-    "sd_mod",
-    "sg",
-    "sr_mod",
-    "scsi_dh_alua",
-    "iscsi_tcp",
-    "nbd",
-    "ublk_drv",
-    "iscsi_target_mod",
-    "target_core_file",
-    "target_core_iblock",
-    "ext4",
-    "xfs",
-    "isofs",
-    "dm_log_writes",
-    "dm_multipath",
-    "dm_service_time",
-    "dm_thin_pool",
-];
 
 const APT_LIMIT: Duration = Duration::from_secs(600);
 const UNPACK_LIMIT: Duration = Duration::from_secs(120);
 
 /// Files from which QEMU boots.
+#[derive(Clone, Debug)]
 pub(super) struct Base {
     pub(super) kernel: PathBuf,
     pub(super) archive: PathBuf,
 }
 
-/// Returns the base in `folder/cache`; builds it if it is missing or the recipe has changed.
-pub(super) fn prepare(folder: &Path) -> Result<Base> {
-    let cache = folder.join("cache");
-    fs::create_dir_all(&cache).with_context(|| cache.display().to_string())?;
+/// Returns the base of a recipe in the folder `cache`; builds it if it is missing or the recipe has changed.
+pub(super) fn prepare(recipe: &Recipe, cache: &Path) -> Result<Base, GuestError> {
+    let folder = cache.join(recipe.name);
+    fs::create_dir_all(&folder).map_err(at(&folder))?;
     // Only one process builds the base; the others use its result.
-    let lock = File::create(cache.join("lock"))?;
-    lock.lock()?;
-    let base = Base { kernel: cache.join("vmlinuz"), archive: cache.join("base.cpio") };
-    let recipe = format!("{RECIPE_VERSION} {KERNEL} {PACKAGES:?} {MODULES:?} {UNUSED_FOLDERS:?}");
-    let stamp = cache.join("recipe");
-    if fs::read_to_string(&stamp).is_ok_and(|made| made == recipe) {
+    let path = folder.join("lock");
+    let lock = File::create(&path).map_err(at(&path))?;
+    lock.lock().map_err(at(&path))?;
+    let base = Base { kernel: folder.join("vmlinuz"), archive: folder.join("base.cpio") };
+    let contents =
+        format!("{VERSION} {KERNEL} {PACKAGES:?} {MODULES:?} {UNUSED_FOLDERS:?} {recipe:?}");
+    let stamp = folder.join("recipe");
+    if fs::read_to_string(&stamp).is_ok_and(|made| made == contents) {
         return Ok(base);
     }
-    let work = tempfile::Builder::new().prefix("build-").tempdir_in(&cache)?;
-    build(work.path(), &base).context("the guest's base")?;
-    fs::write(stamp, recipe)?;
+    let work = tempfile::Builder::new().prefix("build-").tempdir_in(&folder);
+    build(recipe, work.map_err(at(&folder))?.path(), &base)?;
+    fs::write(&stamp, contents).map_err(at(&stamp))?;
     Ok(base)
 }
 
-fn build(work: &Path, base: &Base) -> Result<()> {
+fn build(recipe: &Recipe, work: &Path, base: &Base) -> Result<(), GuestError> {
     let apt = Apt::new(work)?;
-    apt.download()?;
+    apt.download(recipe)?;
     let root = work.join("root");
     let kernel_root = work.join("kernel");
     for package in apt.downloaded()? {
@@ -129,12 +104,14 @@ fn build(work: &Path, base: &Base) -> Result<()> {
         }
     }
     let version = only_name(&kernel_root.join("lib/modules"))?;
-    fs::copy(kernel_root.join(format!("boot/vmlinuz-{version}")), &base.kernel)?;
+    let kernel = kernel_root.join(format!("boot/vmlinuz-{version}"));
+    fs::copy(&kernel, &base.kernel).map_err(at(&kernel))?;
     let modules = Modules::below(&kernel_root.join("lib/modules").join(version))?;
-    write_archive(&base.archive, &root, &modules.in_load_order(MODULES)?)
+    let names = [MODULES, recipe.modules].concat();
+    write_archive(&base.archive, &root, &modules.in_load_order(&names)?)
 }
 
-fn write_archive(path: &Path, root: &Path, modules: &[PathBuf]) -> Result<()> {
+fn write_archive(path: &Path, root: &Path, modules: &[PathBuf]) -> Result<(), GuestError> {
     let mut archive = Archive::create(path)?;
     archive.tree(root, &|name: &str| UNUSED_FOLDERS.contains(&name))?;
     for folder in ["dev", "mnt", "modules", "proc", "root", "run", "sys", "tmp"] {
@@ -163,10 +140,12 @@ struct Apt<'a> {
 }
 
 impl<'a> Apt<'a> {
-    fn new(work: &'a Path) -> Result<Self> {
-        fs::create_dir_all(work.join("archives/partial"))?;
-        fs::create_dir_all(work.join("lists/partial"))?;
-        fs::write(work.join("status"), "")?;
+    fn new(work: &'a Path) -> Result<Self, GuestError> {
+        for folder in ["archives/partial", "lists/partial"].map(|name| work.join(name)) {
+            fs::create_dir_all(&folder).map_err(at(&folder))?;
+        }
+        let status = work.join("status");
+        fs::write(&status, "").map_err(at(&status))?;
         let mut apt = Self { work, own_lists: false };
         // A new machine, or a container image, has no package lists yet.
         apt.own_lists = apt.kernel_package().is_err();
@@ -199,19 +178,20 @@ impl<'a> Apt<'a> {
     }
 
     /// Returns the package that contains the kernel itself.
-    fn kernel_package(&self) -> Result<String> {
+    fn kernel_package(&self) -> Result<String, GuestError> {
         let mut command = self.command("apt-cache");
         let said = process::output(command.args(["depends", KERNEL]), APT_LIMIT)?;
         said.lines()
             .filter_map(|line| line.trim().strip_prefix("Depends: "))
             .find(|name| name.starts_with("linux-image-"))
             .map(Into::into)
-            .with_context(|| format!("apt knows no kernel behind {KERNEL}"))
+            .ok_or(GuestError::NoKernel)
     }
 
-    fn download(&self) -> Result<()> {
+    fn download(&self, recipe: &Recipe) -> Result<(), GuestError> {
         let mut closure = self.command("apt-get");
-        closure.args(["-q", "-y", "--download-only", "install"]).args(PACKAGES);
+        closure.args(["-q", "-y", "--download-only", "install"]);
+        closure.args(PACKAGES).args(recipe.packages);
         process::output(&mut closure, APT_LIMIT)?;
         // Downloads the kernel alone, because its dependencies only build an initramfs, which this code does itself.
         let mut kernel = self.command("apt-get");
@@ -221,10 +201,11 @@ impl<'a> Apt<'a> {
         Ok(())
     }
 
-    fn downloaded(&self) -> Result<Vec<PathBuf>> {
+    fn downloaded(&self) -> Result<Vec<PathBuf>, GuestError> {
+        let folder = self.work.join("archives");
         let mut packages = Vec::new();
-        for entry in fs::read_dir(self.work.join("archives"))? {
-            let path = entry?.path();
+        for entry in fs::read_dir(&folder).map_err(at(&folder))? {
+            let path = entry.map_err(at(&folder))?.path();
             if path.extension().is_some_and(|extension| extension == "deb") {
                 packages.push(path);
             }
@@ -234,14 +215,15 @@ impl<'a> Apt<'a> {
     }
 }
 
-fn unpack(package: &Path, into: &Path) -> Result<()> {
+fn unpack(package: &Path, into: &Path) -> Result<(), GuestError> {
     let mut command = Command::new("dpkg-deb");
     command.arg("--extract").arg(package).arg(into);
     process::output(&mut command, UNPACK_LIMIT)?;
     Ok(())
 }
 
-fn only_name(folder: &Path) -> Result<String> {
-    let entry = fs::read_dir(folder)?.next().with_context(|| folder.display().to_string())??;
+fn only_name(folder: &Path) -> Result<String, GuestError> {
+    let entry = fs::read_dir(folder).map_err(at(folder))?.next().transpose().map_err(at(folder))?;
+    let entry = entry.ok_or(GuestError::NoKernel)?;
     Ok(entry.file_name().to_string_lossy().into_owned())
 }

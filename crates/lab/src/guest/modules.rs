@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use super::{GuestError, at};
 
 /// The modules of one kernel.
 pub(super) struct Modules {
@@ -16,16 +16,17 @@ pub(super) struct Modules {
 
 impl Modules {
     /// Returns the modules below `folder`, which is `/lib/modules/VERSION` of the unpacked package.
-    pub(super) fn below(folder: &Path) -> Result<Self> {
+    pub(super) fn below(folder: &Path) -> Result<Self, GuestError> {
         let mut paths = BTreeMap::new();
         collect(folder, &mut paths)?;
-        let list = fs::read_to_string(folder.join("modules.builtin"))?;
+        let list = folder.join("modules.builtin");
+        let list = fs::read_to_string(&list).map_err(at(&list))?;
         let built_in = list.lines().filter_map(|line| module_name(Path::new(line))).collect();
         Ok(Self { paths, built_in })
     }
 
     /// Returns the files of `names` and of all their dependencies, each after its dependencies.
-    pub(super) fn in_load_order(&self, names: &[&str]) -> Result<Vec<PathBuf>> {
+    pub(super) fn in_load_order(&self, names: &[&str]) -> Result<Vec<PathBuf>, GuestError> {
         let mut visit = Visit { modules: self, seen: BTreeSet::new(), order: Vec::new() };
         for name in names {
             visit.module(name)?;
@@ -41,17 +42,22 @@ struct Visit<'a> {
 }
 
 impl Visit<'_> {
-    fn module(&mut self, name: &str) -> Result<()> {
+    fn module(&mut self, name: &str) -> Result<(), GuestError> {
         let name = name.replace('-', "_");
         if self.modules.built_in.contains(&name) || !self.seen.insert(name.clone()) {
             return Ok(());
         }
         let Some(path) = self.modules.paths.get(&name) else {
-            bail!("this kernel has no module {name}");
+            return Err(GuestError::NoModule { name, dependent: None });
         };
         let image = image(path)?;
         for needed in dependencies(&image) {
-            self.module(&needed).with_context(|| format!("which {name} needs"))?;
+            self.module(&needed).map_err(|error| match error {
+                GuestError::NoModule { name: missing, dependent: None } => {
+                    GuestError::NoModule { name: missing, dependent: Some(name.clone()) }
+                }
+                error => error,
+            })?;
         }
         self.order.push(path.clone());
         Ok(())
@@ -59,21 +65,23 @@ impl Visit<'_> {
 }
 
 /// Returns a module as the kernel loads it; its file may be compressed.
-pub(super) fn image(path: &Path) -> Result<Vec<u8>> {
+pub(super) fn image(path: &Path) -> Result<Vec<u8>, GuestError> {
     if path.extension().is_none_or(|extension| extension != "xz") {
-        return fs::read(path).with_context(|| path.display().to_string());
+        return fs::read(path).map_err(at(path));
     }
     let mut unpack = Command::new("xz");
     unpack.args(["--decompress", "--stdout"]).arg(path);
-    let unpacked = unpack.output().context("xz")?;
-    ensure!(unpacked.status.success(), "xz cannot unpack {}", path.display());
+    let unpacked = unpack.output().map_err(at(Path::new("xz")))?;
+    if !unpacked.status.success() {
+        return Err(at(path)(std::io::ErrorKind::InvalidData.into()));
+    }
     Ok(unpacked.stdout)
 }
 
-fn collect(folder: &Path, paths: &mut BTreeMap<String, PathBuf>) -> Result<()> {
-    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
+fn collect(folder: &Path, paths: &mut BTreeMap<String, PathBuf>) -> Result<(), GuestError> {
+    for entry in fs::read_dir(folder).map_err(at(folder))? {
+        let entry = entry.map_err(at(folder))?;
+        if entry.file_type().map_err(at(folder))?.is_dir() {
             collect(&entry.path(), paths)?;
         } else if let Some(name) = module_name(&entry.path()) {
             paths.insert(name, entry.path());
@@ -127,7 +135,7 @@ mod tests {
         fs::write(folder.path().join("modules.builtin"), "").unwrap();
         fs::write(folder.path().join("a.ko"), "\0depends=b\0").unwrap();
         let modules = Modules::below(folder.path()).unwrap();
-        let error = format!("{:#}", modules.in_load_order(&["a"]).unwrap_err());
-        assert_eq!(error, "which a needs: this kernel has no module b");
+        let error = modules.in_load_order(&["a"]).unwrap_err().to_string();
+        assert_eq!(error, "this kernel has no module b, which a needs");
     }
 }
