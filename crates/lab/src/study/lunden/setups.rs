@@ -147,7 +147,7 @@ impl Size {
                 seeks: 256,
                 bytes: NO_BYTES,
                 files: 0,
-                time: Duration::from_secs(7),
+                time: Duration::from_secs(15),
             },
             Scale::Full => Self {
                 file: 64,

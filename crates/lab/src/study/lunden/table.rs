@@ -143,7 +143,7 @@ fn summary(run: &Run, setups: &[&str]) -> Vec<String> {
         if run.scale == Scale::Quick {
             let others = SETUPS.iter().filter(|setup| setup.only_full).map(|setup| setup.name);
             summary.push(format!(
-                "Only --full measures these set-ups: {}; and, in all set-ups, single bytes and small files.",
+                "Only --full measures these set-ups: {}; and, in all set-ups, single bytes, small files, and more than one run.",
                 others.collect::<Vec<_>>().join(", ")
             ));
         }
