@@ -38,7 +38,7 @@ const PROVEN: [&str; 11] = [
 ];
 /// Commands that build the project or change the machine: the gate and the proofs `package`, `report` and `guest` run those.
 const ELSEWHERE: [&str; 5] =
-    ["cargo xtask ", "iscsiadm ", "nbd-client ", "sudo sarsen volume ", "sarsen lab run lunden "];
+    ["cargo xtask ", "iscsiadm ", "nbd-client ", "sudo sarsen volume ", "sarsen lab run lunden"];
 
 fn guide() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guide")
