@@ -333,6 +333,7 @@ fn bonnie_output_becomes_run() -> Result<()> {
         (&["run", "lunden", "--mount", "nowhere"], NOT_FOUND, "nowhere"),
         (&["run", "lunden", "garbage"], 1, "the output of `bonnie++ -q`"),
         (&["run", "lunden", "iscsi.csv", "-c", "sarsen"], USAGE, "--target"),
+        (&["run", "lunden", "-c", "sarsen"], USAGE, "--only"),
         (&["run", "trinkle", "iscsi.csv"], USAGE, "only for lunden"),
     ] {
         fs::write(lab.folder().join("garbage"), [0xff; 1000])?;

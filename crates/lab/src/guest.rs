@@ -213,8 +213,7 @@ impl Guest {
     /// Starts a guest and does not wait for its boot, which [`Self::wait_for_boot`] does. It ends with the calling
     /// thread at the latest.
     pub fn start(name: &str, spec: &GuestSpec) -> Result<Self, GuestError> {
-        let parent = std::env::temp_dir();
-        let folder = PrivateFolder::new(&parent, "sarsen-guest-").map_err(at(&parent))?;
+        let folder = private_folder()?;
         let socket = folder.path().join("agent");
         let listener = UnixListener::bind(&socket).map_err(at(&socket))?;
         listener.set_nonblocking(true).map_err(at(&socket))?;
@@ -337,6 +336,12 @@ impl Guest {
         let console = String::from_utf8_lossy(tail).into_owned();
         GuestError::Silent { name: self.name.clone(), source, console }
     }
+}
+
+/// Creates a private folder for sockets and consoles.
+fn private_folder() -> Result<PrivateFolder, GuestError> {
+    let parent = std::env::temp_dir();
+    PrivateFolder::new(&parent, "sarsen-guest-").map_err(at(&parent))
 }
 
 fn not_booted() -> io::Error {

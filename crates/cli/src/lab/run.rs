@@ -94,6 +94,13 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
         return arguments.output.tell(study, &run_lunden(arguments)?);
     }
+    if study.name() == LUNDEN && arguments.chooses_targets() {
+        let others = "--target, --medium and --destroy";
+        return Err(UsageError(format!(
+            "{others} are not for {LUNDEN}, which has its own targets in guests; --only selects them"
+        ))
+        .into());
+    }
     let targets_under_test = arguments.targets_under_test()?;
     let elsewhere = targets_under_test.iter().any(TargetUnderTest::is_elsewhere);
     let choices = Choices {
@@ -128,12 +135,8 @@ impl Arguments {
     }
 
     /// Returns whether a flag was given that only applies to studies that run loads.
-    fn is_about_targets_under_test(&self) -> bool {
-        !self.targets_under_test.is_empty()
-            || self.medium.is_some()
-            || self.destroy
-            || self.resume
-            || !self.only.is_empty()
+    fn chooses_targets(&self) -> bool {
+        !self.targets_under_test.is_empty() || self.medium.is_some() || self.destroy
     }
 }
 
@@ -166,7 +169,7 @@ fn parse_label(text: &str) -> Result<(String, String), String> {
 /// Returns the output of bonnie++, from files or from a new run in a mounted folder.
 fn run_lunden(arguments: &Arguments) -> anyhow::Result<Run> {
     let scale = arguments.scale();
-    if arguments.is_about_targets_under_test() {
+    if arguments.chooses_targets() || arguments.resume || !arguments.only.is_empty() {
         let others = "--target, --medium, --destroy, --resume and --only";
         return Err(UsageError(format!(
             "{others} are not for files and --mount, which bonnie++ measures"

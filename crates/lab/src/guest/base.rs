@@ -3,6 +3,7 @@
 //! the recipe changes.
 
 use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -83,6 +84,11 @@ pub(super) fn prepare(recipe: &Recipe, cache: &Path) -> Result<Base, GuestError>
     let stamp = folder.join("recipe");
     if fs::read_to_string(&stamp).is_ok_and(|made| made == contents) {
         return Ok(base);
+    }
+    // An interrupted build must not leave a new archive with an old recipe.
+    match fs::remove_file(&stamp) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(&stamp)(error)),
+        _ => {}
     }
     let work = tempfile::Builder::new().prefix("build-").tempdir_in(&folder);
     build(recipe, work.map_err(at(&folder))?.path(), &base)?;

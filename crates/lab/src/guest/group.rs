@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::{Guest, GuestError, GuestSpec, at};
 use crate::folder::PrivateFolder;
+use crate::target_under_test::FOLDER_PREFIX;
 
 /// The address of the server. It joins its cables with a bridge, so that all clients reach it here.
 pub const SERVER: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
@@ -21,8 +22,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub struct Group {
     server: Guest,
     clients: Vec<Guest>,
-    /// After the guests in drop order: they end before their disks are removed.
-    _folder: PrivateFolder,
+    /// Of the cables and the disks, after the guests in drop order: they end before their files are removed.
+    _folders: [PrivateFolder; 2],
 }
 
 impl Group {
@@ -35,22 +36,23 @@ impl Group {
         disk_bytes: u64,
         folder: &Path,
     ) -> Result<Self, GuestError> {
-        let folder = PrivateFolder::new(folder, "sarsen-lab-").map_err(at(folder))?;
-        let path = folder.path();
-        let mut spec = with_disks(server, path, "server", disk_bytes)?;
+        let disks = PrivateFolder::new(folder, FOLDER_PREFIX).map_err(at(folder))?;
+        // The path of a socket is limited to about a hundred bytes.
+        let cables = super::private_folder()?;
+        let mut spec = with_disks(server, disks.path(), "server", disk_bytes)?;
         for index in 0..count {
-            spec = with_cable(spec, path, index, true);
+            spec = with_cable(spec, cables.path(), index, true);
         }
         let mut server = Guest::start("server", &spec)?;
-        let sockets: Vec<_> = (0..count).map(|index| cable(path, index)).collect();
+        let sockets: Vec<_> = (0..count).map(|index| cable(cables.path(), index)).collect();
         let listens =
             || Ok::<_, GuestError>(sockets.iter().all(|socket| Path::new(socket).exists()));
         server.process().wait_until(LIMIT, listens)?;
         let mut clients = Vec::new();
         for index in 0..count {
             let name = format!("client{}", index + 1);
-            let spec = with_disks(client, path, &name, disk_bytes)?;
-            clients.push(Guest::start(&name, &with_cable(spec, path, index, false))?);
+            let spec = with_disks(client, disks.path(), &name, disk_bytes)?;
+            clients.push(Guest::start(&name, &with_cable(spec, cables.path(), index, false))?);
         }
         server.wait_for_boot()?;
         server.run(&(named("server") + &bridge(count)), LIMIT)?;
@@ -59,7 +61,7 @@ impl Group {
             let script = named(client.name()) + &up("eth0", client_address(index));
             client.run(&script, LIMIT)?;
         }
-        Ok(Self { server, clients, _folder: folder })
+        Ok(Self { server, clients, _folders: [cables, disks] })
     }
 
     /// Returns the server.
@@ -88,7 +90,9 @@ fn with_disks(
     for (index, cache) in DISKS.into_iter().enumerate() {
         let path = folder.join(format!("{name}-{index}.img"));
         File::create(&path).and_then(|file| file.set_len(bytes)).map_err(at(&path))?;
-        let drive = format!("if=virtio,format=raw,cache={cache},file={}", path.display());
+        // QEMU separates options by commas.
+        let file = path.display().to_string().replace(',', ",,");
+        let drive = format!("if=virtio,format=raw,cache={cache},file={file}");
         spec = spec.arguments(&["-drive", &drive]);
     }
     Ok(spec)

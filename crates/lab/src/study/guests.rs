@@ -33,7 +33,6 @@ const RECIPE: Recipe = Recipe {
         "iscsi_target_mod",
         "iscsi_tcp",
         "nfsd",
-        "nfsv3",
         "nfsv4",
         "sd_mod",
         "target_core_iblock",

@@ -128,7 +128,9 @@ pub fn run(
 
     watcher.does("making the network");
     let network = Network::build(&plan.links);
-    run.setting.network = network.notes().to_vec();
+    if !plan.links.is_empty() {
+        run.setting.network = network.notes().to_vec();
+    }
     let mut context =
         RunContext { plan: &plan, choices, network: &network, targets_under_test: Vec::new() };
     for target_under_test in &plan.targets_under_test {

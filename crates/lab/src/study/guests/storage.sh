@@ -165,16 +165,9 @@ end_nfs() {
     exportfs -au
     for share in $(grep ' /srv/' /proc/mounts | cut -d' ' -f2); do umount "$share"; done
 }
-# mount_nfs NUMBER [VERSION]
-mount_nfs() {
-    case ${2:-4.2} in
-    3) options="addr=$SERVER,mountaddr=$SERVER,nolock,mountproto=tcp" ;;
-    *) options="addr=$SERVER" ;;
-    esac
-    mount -i -t nfs -o "vers=${2:-4.2},proto=tcp,hard,$options" "$SERVER:/srv/$1" /mnt
-}
+mount_nfs() { mount -i -t nfs -o "vers=4.2,proto=tcp,hard,addr=$SERVER" "$SERVER:/srv/$1" /mnt; }
 
-# DRBD: the client is primary, with a copy on the server. PROTOCOL: A, B or C.
+# DRBD: the client is primary, with a copy on the server.
 drbd_resource() {
     mkdir -p /etc/drbd.d /var/lib/drbd /run/drbd /var/lock
     echo 'include "drbd.d/*.res";' >/etc/drbd.conf
@@ -182,7 +175,7 @@ drbd_resource() {
 resource disk$1 {
     device /dev/drbd$1;
     meta-disk internal;
-    net { protocol ${PROTOCOL:-C}; }
+    net { protocol C; }
     on server { disk $(own_disk "$1"); address $SERVER:$((7000 + $1)); }
     on client$1 { disk $(own_disk 1); address ${SERVER%.*}.$((${SERVER##*.} + $1)):$((7000 + $1)); }
 }
