@@ -8,10 +8,10 @@ use rustix::process::Signal;
 use sarsen_block::Buffer;
 use sarsen_initiator::Unit;
 use sarsen_lab::network::{LinkProfile, Network};
-use sarsen_lab::target_under_test::{self, Running, TargetUnderTest, VolumeSpec};
+use sarsen_lab::target_under_test::{self, Folders, Running, TargetUnderTest, VolumeSpec};
 use sarsen_node::stores::CacheMode;
 use sarsen_proof::conformance::Medium;
-use sarsen_proof::guest::Guest;
+use sarsen_proof::guest::{self, Guest};
 use sarsen_proof::managed::Managed;
 use sarsen_proof::serving::Url;
 use sarsen_proof::{Backing, Serving, Volume, process, program, scoreboard};
@@ -73,7 +73,9 @@ fn start_peer(
             striping: None,
         })
         .collect();
-    let running = peer.start_beside(&program::path()?, &network, &volumes, folder)?;
+    let guests = guest::cache();
+    let folders = Folders { volumes: folder, guests: &guests };
+    let running = peer.start_beside(&program::path()?, &network, &volumes, folders)?;
     let link = network.links().first().context("loopback")?;
     let url = |volume: &VolumeSpec| match running.endpoint(&volume.name, link)? {
         sarsen_lab::load::Endpoint::Iscsi(url) => Ok(Url::from(url)),

@@ -37,8 +37,14 @@ const PROVEN: [&str; 11] = [
     "serving.md",
 ];
 /// Commands that build the project or change the machine: the gate and the proofs `package`, `report` and `guest` run those.
-const ELSEWHERE: [&str; 5] =
-    ["cargo xtask ", "iscsiadm ", "nbd-client ", "sudo sarsen volume ", "sarsen lab run lunden"];
+const ELSEWHERE: [&str; 6] = [
+    "cargo xtask ",
+    "iscsiadm ",
+    "nbd-client ",
+    "sudo sarsen volume ",
+    "sarsen lab run lunden",
+    "sarsen lab run trinkle --target lio",
+];
 
 fn guide() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guide")

@@ -35,7 +35,8 @@ fn login_steps_are_shown_with_negotiated_parameters() -> Result<()> {
     let portal: Portal = serving.url("disk").portal.parse()?;
     let discovery = run(async { Ok(phases::discovery(&portal, &options).await?) })?;
     let login = ["connect", "security", "operational"];
-    let found_out = ["REPORT LUNS", "INQUIRY", "TEST UNIT READY", "READ CAPACITY", "logout"];
+    let found_out =
+        ["REPORT LUNS", "INQUIRY", "TEST UNIT READY", "READ CAPACITY", "READ", "logout"];
     assert_eq!(step_names(&normal), [&login[..], &found_out].concat());
     assert_eq!(step_names(&discovery), [&login[..], &["SendTargets", "logout"]].concat());
     for phases in [&normal, &discovery] {

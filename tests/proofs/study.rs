@@ -10,7 +10,7 @@ use sarsen_lab::record::{Labels, Measures, Outcome, Sample, Scale, figure};
 use sarsen_lab::study;
 use sarsen_lab::target_under_test::TargetUnderTest;
 use sarsen_proof::laboratory::{Laboratory, homes, samples};
-use sarsen_proof::{Backing, Serving, Volume, process};
+use sarsen_proof::{Backing, Serving, Volume, guest, process};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -340,5 +340,41 @@ fn bonnie_output_becomes_run() -> Result<()> {
         let said = lab.say(arguments)?.ended(code)?;
         ensure!(said.error.contains(reported), "{arguments:?}: {said}");
     }
+    Ok(())
+}
+
+/// The lab boots a virtual machine, whose hypervisor attaches the units of a server on this machine and of LIO in another
+/// guest, in each form.
+#[test]
+#[ignore = "boots kernels under emulation"]
+fn virtual_machines_have_disks_of_each_form_and_lio_serves_them() -> Result<()> {
+    let lab = Laboratory::new()?;
+    let cache = guest::cache().display().to_string();
+    let measured = |arguments: &[&str], dimension: &str| -> Result<Vec<String>> {
+        let arguments = [arguments, &["--quick", "--json", "--guests", &cache]].concat();
+        let said = lab.say(&arguments)?.ended(0)?;
+        let run: Value = serde_json::from_str(&said.out)?;
+        let mut values = Vec::new();
+        for sample in run["run"]["samples"].as_array().context("samples")? {
+            let Some(value) = sample["labels"][dimension].as_str() else { continue };
+            let iops = sample["outcome"]["measured"]["figures"][figure::IOPS].as_f64();
+            ensure!(iops > Some(0.0), "{sample}");
+            values.push(value.to_owned());
+        }
+        values.sort();
+        values.dedup();
+        Ok(values)
+    };
+    let virtual_ = "test=Virtual initiator";
+    let specifications = measured(
+        &["run", "trinkle", "-c", "sarsen", "-c", "lio", "--only", virtual_],
+        "specification",
+    )?;
+    assert_eq!(specifications, ["Maximum IOPS", "Maximum Throughput"]);
+    let forms = ["emulated SCSI", "pass-through", "virtio-blk", "virtio-scsi"];
+    let only = forms.map(|form| format!("disk={form}"));
+    let mut arguments = vec!["run", "aravindan", "-c", "sarsen"];
+    arguments.extend(only.iter().flat_map(|only| ["--only", only]));
+    assert_eq!(measured(&arguments, "disk")?, forms);
     Ok(())
 }

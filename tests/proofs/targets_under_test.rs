@@ -17,11 +17,11 @@ use sarsen_lab::access::AccessPattern;
 use sarsen_lab::load::{self, Endpoint, LoadOptions};
 use sarsen_lab::network::{LinkProfile, Network};
 use sarsen_lab::target_under_test::{
-    Medium, Running, Striping, TargetUnderTest, TargetUnderTestError, VolumeSpec,
+    Folders, Medium, Running, Striping, TargetUnderTest, TargetUnderTestError, VolumeSpec,
 };
 use sarsen_lab::trace::Request;
 use sarsen_node::stores::CacheMode;
-use sarsen_proof::{process, program};
+use sarsen_proof::{guest, process, program};
 
 const BYTE_COUNT: u64 = 16 << 20;
 const LIMIT: Duration = Duration::from_secs(20);
@@ -43,7 +43,9 @@ fn start(
 ) -> Result<(Running, Vec<Endpoint>)> {
     let network = Network::build(&[LinkProfile::loopback()]);
     let volumes = volumes(cache);
-    let running = target_under_test.start_beside(&program::path()?, &network, &volumes, folder)?;
+    let guests = guest::cache();
+    let folders = Folders { volumes: folder, guests: &guests };
+    let running = target_under_test.start_beside(&program::path()?, &network, &volumes, folders)?;
     let link = network.links().first().context("loopback")?;
     let endpoints = volumes.iter().map(|volume| running.endpoint(&volume.name, link));
     let endpoints = endpoints.collect::<Result<_, TargetUnderTestError>>()?;
@@ -135,7 +137,8 @@ fn striped_volume_is_spread_over_files_on_its_medium() -> Result<()> {
         let volume = VolumeSpec { striping, ..volume };
         let sarsen = TargetUnderTest::Sarsen;
         let volumes = std::slice::from_ref(&volume);
-        let running = sarsen.start_beside(&program::path()?, &network, volumes, folder.path())?;
+        let folders = Folders { volumes: folder.path(), guests: folder.path() };
+        let running = sarsen.start_beside(&program::path()?, &network, volumes, folders)?;
         let files = running.folders().nth(place).context("a folder")?.to_owned();
         let allocated = || -> Result<Vec<u64>> {
             let bytes = |number| {
@@ -221,8 +224,8 @@ fn foreign_export_is_measured_and_not_stopped() -> Result<()> {
     ensure!(matches!(target_under_test, TargetUnderTest::Nbd(_)), "{target_under_test}");
     let network = Network::build(&[LinkProfile::loopback()]);
     let [volume, _] = volumes(CacheMode::WriteBack);
-    let running =
-        target_under_test.start(&network, std::slice::from_ref(&volume), folder.path())?;
+    let folders = Folders { volumes: folder.path(), guests: folder.path() };
+    let running = target_under_test.start(&network, std::slice::from_ref(&volume), folders)?;
     ensure!(running.pids().is_empty() && running.folders().next().is_none(), "{running:?}");
     let link = network.links().first().context("loopback")?;
     answers(&running.endpoint(&volume.name, link)?, Vec::new())?;
@@ -234,6 +237,12 @@ fn foreign_export_is_measured_and_not_stopped() -> Result<()> {
 #[test]
 fn the_bare_media_answer() -> Result<()> {
     comes_and_goes(&TargetUnderTest::Direct, CacheMode::WriteBack)
+}
+
+#[test]
+#[ignore = "boots a kernel under emulation"]
+fn lio_comes_and_goes_in_a_guest() -> Result<()> {
+    comes_and_goes(&TargetUnderTest::Lio, CacheMode::DirectSync)
 }
 
 #[test]

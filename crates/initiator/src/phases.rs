@@ -106,7 +106,7 @@ pub async fn discovery(portal: &Portal, options: &SessionOptions) -> Result<Phas
 }
 
 /// Times a session with a unit: login, REPORT LUNS, INQUIRY, TEST UNIT READY (until the unit has reported its unit
-/// attentions), READ CAPACITY, logout.
+/// attentions), READ CAPACITY, READ of the first block (the boot record), logout.
 pub async fn normal(url: &Url, options: &SessionOptions) -> Result<Phases, SessionError> {
     let (session, times) = Session::log_in_timed(url, options).await?;
     let unit = Unit::new(&session, url.lun_field());
@@ -120,6 +120,8 @@ pub async fn normal(url: &Url, options: &SessionOptions) -> Result<Phases, Sessi
         watch.step("TEST UNIT READY");
         unit.read_capacity().await?;
         watch.step("READ CAPACITY");
+        unit.read(0, 1).await?;
+        watch.step("READ");
         Ok(())
     };
     in_time(session.portal(), options.answer_limit, steps).await?;

@@ -5,6 +5,9 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+/// Prefix of the folders of a run, to find the remains of a killed run.
+pub(crate) const RUN_PREFIX: &str = "sarsen-lab-";
+
 /// A folder that is removed with its content when this is dropped, and also when this process is killed: a shell waits
 /// for the end of a pipe that only this process holds.
 #[derive(Debug)]

@@ -6,12 +6,15 @@
 
 mod archive;
 mod base;
+mod disk;
 mod group;
 mod modules;
+mod monitor;
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Read as _, Write as _};
+use std::net::Ipv4Addr;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -23,6 +26,7 @@ use crate::folder::PrivateFolder;
 use crate::process::{self, Daemon, ProcessError};
 use archive::Archive;
 pub use base::Recipe;
+pub use disk::DiskForm;
 pub use group::{Group, SERVER};
 
 /// The program that runs guests.
@@ -37,6 +41,13 @@ pub const KERNEL_ARGUMENTS: &str =
 const INIT: &[u8] = include_bytes!("guest/init");
 /// The `/main` of a guest that executes scripts of the host.
 const AGENT: &[u8] = include_bytes!("guest/agent.sh");
+
+/// Functions for scripts that begin with `. /storage`.
+const STORAGE: &str = include_str!("guest/storage.sh");
+
+/// The sockets in the folder of a guest: of the agent, and of the hypervisor.
+const AGENT_SOCKET: &str = "agent";
+const MONITOR: &str = "monitor";
 
 /// Emulation is slow, and slower under other load.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
@@ -80,6 +91,14 @@ pub enum GuestError {
         /// The end of its console.
         console: String,
     },
+    /// The hypervisor refuses a command.
+    #[error("the hypervisor of the guest {name}: {source}")]
+    Hypervisor {
+        /// The guest's name.
+        name: String,
+        /// The reason.
+        source: io::Error,
+    },
     /// A script failed in the guest.
     #[error("in the guest {name}, a script ended with {status}:\n{output}")]
     Script {
@@ -118,6 +137,7 @@ pub struct GuestSpec {
     memory_mib: u32,
     files: Vec<(String, Content)>,
     arguments: Vec<String>,
+    prefix: Vec<String>,
 }
 
 /// The content of a file of a guest.
@@ -136,6 +156,7 @@ impl GuestSpec {
             memory_mib,
             files: Vec::new(),
             arguments: Vec::new(),
+            prefix: Vec::new(),
         }
     }
 
@@ -151,9 +172,26 @@ impl GuestSpec {
         self
     }
 
+    /// Adds `/storage`: functions with which a script serves disks at the address `server` of a guest, or uses them.
+    pub fn storage(self, server: Ipv4Addr) -> Self {
+        self.content("storage", format!("SERVER={server}\n{STORAGE}"))
+    }
+
     /// Adds arguments for QEMU.
     pub fn arguments(mut self, arguments: &[&str]) -> Self {
         self.arguments.extend(arguments.iter().map(|&argument| argument.to_owned()));
+        self
+    }
+
+    /// Sets the words before QEMU's command, which executes it in another network namespace.
+    pub fn behind(mut self, prefix: &[String]) -> Self {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// Adds controllers for the disks that [`Guest::attach`] attaches.
+    pub fn with_controllers(mut self) -> Self {
+        self.arguments.extend(disk::controllers());
         self
     }
 
@@ -214,18 +252,21 @@ impl Guest {
     /// thread at the latest.
     pub fn start(name: &str, spec: &GuestSpec) -> Result<Self, GuestError> {
         let folder = private_folder()?;
-        let socket = folder.path().join("agent");
+        let socket = folder.path().join(AGENT_SOCKET);
         let listener = UnixListener::bind(&socket).map_err(at(&socket))?;
         listener.set_nonblocking(true).map_err(at(&socket))?;
         let spec = spec.clone().content("main", AGENT);
         let mut booted = Ok(());
-        let daemon = Daemon::start(&[], Path::new(QEMU), |qemu| {
+        let daemon = Daemon::start(&spec.prefix, Path::new(QEMU), |qemu| {
             booted = spec.boot(qemu, folder.path());
             let console = folder.path().join("console");
             let agent = format!("socket,id=agent,path={}", socket.display());
+            let monitor =
+                format!("unix:{},server=on,wait=off", folder.path().join(MONITOR).display());
             qemu.args(["-serial", &format!("file:{}", console.display())])
                 .args(["-chardev", &agent, "-device", "virtio-serial-pci"])
-                .args(["-device", "virtserialport,chardev=agent"]);
+                .args(["-device", "virtserialport,chardev=agent"])
+                .args(["-qmp", &monitor]);
         })?;
         booted?;
         Ok(Self { name: name.into(), daemon, agent: None, listener, folder })
@@ -233,7 +274,7 @@ impl Guest {
 
     /// Waits until the guest executes scripts.
     pub fn wait_for_boot(&mut self) -> Result<(), GuestError> {
-        let socket = self.folder.path().join("agent");
+        let socket = self.folder.path().join(AGENT_SOCKET);
         let (listener, mut agent) = (&self.listener, None);
         self.daemon.wait_until(BOOT_LIMIT, || match listener.accept() {
             Ok((stream, _)) => {

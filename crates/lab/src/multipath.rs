@@ -253,8 +253,18 @@ pub fn failover(fault: Fault, rounds: u32, seed: u64) -> Outcome {
     Outcome::Measured(measures)
 }
 
-/// Measures the sequential reads over this number of links, each with a limited rate. Blocks the thread.
-pub fn throughput(links: usize, duration: Duration) -> Outcome {
+/// The use of several paths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PathUse {
+    /// All paths carry requests.
+    ActiveActive,
+    /// The first path carries requests, and the others are in standby.
+    ActivePassive,
+}
+
+/// Measures the sequential reads over this number of links, each with a limited rate; a passive path is the portal of a second
+/// portal group, so there are two links then. Blocks the thread.
+pub fn throughput(links: usize, path_use: PathUse, duration: Duration) -> Outcome {
     let profile = |link| LinkProfile {
         rate_mbit: Some(LINK_RATE_MBIT),
         ..LinkProfile::plain(&format!("path {link}"), MTU)
@@ -267,10 +277,24 @@ pub fn throughput(links: usize, duration: Duration) -> Outcome {
     }
     let read = || {
         let program = sarsen::own_program().map_err(|error| error.to_string())?;
-        let target = Target::start(&network, &program, false)?;
+        let is_passive = path_use == PathUse::ActivePassive;
+        let target = Target::start(&network, &program, is_passive)?;
         network.on_initiator_side(|| {
-            let url = over_all_links(&target)?;
-            with_store(&url, |store| on_this_thread(read_all(&store, links.len(), duration)))
+            let url = if is_passive {
+                on_this_thread(with_group_of_each_link(&target))?
+            } else {
+                over_all_links(&target)?
+            };
+            with_store(&url, |store| {
+                on_this_thread(async {
+                    await_paths(&store, links.len()).await?;
+                    if is_passive {
+                        // The path shows its state when it gets a command.
+                        set_access_state(&store, 2, STANDBY).await?;
+                    }
+                    read_all(&store, duration).await
+                })
+            })
         })
     };
     match read() {
@@ -283,11 +307,20 @@ pub fn throughput(links: usize, duration: Duration) -> Outcome {
     }
 }
 
-/// Reads for a time with many requests open, and returns millions of bytes a second.
-async fn read_all(store: &IscsiStore, paths: usize, duration: Duration) -> Result<f64, String> {
-    while store.paths().iter().filter(|path| path.is_active).count() < paths {
+/// Waits until this number of paths is active.
+async fn await_paths(store: &IscsiStore, count: usize) -> Result<(), String> {
+    let deadline = time::now() + LIMIT;
+    while store.paths().iter().filter(|path| path.is_active).count() < count {
+        if time::now() > deadline {
+            return Err(format!("not all paths are active: {:?}", store.paths()));
+        }
         time::sleep_until(time::now() + POLL).await;
     }
+    Ok(())
+}
+
+/// Reads for a time with many requests open, and returns millions of bytes a second.
+async fn read_all(store: &IscsiStore, duration: Duration) -> Result<f64, String> {
     let begun = time::now();
     let end = begun + duration;
     let bytes = Cell::new(0);
@@ -389,6 +422,15 @@ async fn with_groups(url: Url) -> Result<Url, String> {
         .collect();
     portals.sort_by(|one, other| one.0.cmp(&other.0));
     Ok(Url { portals: portals.into_iter().map(|(_, portal)| portal).collect(), ..url })
+}
+
+/// Returns the URL with a portal of each portal group, each over a link of its own.
+async fn with_group_of_each_link(target: &Target<'_>) -> Result<Url, String> {
+    let mut url = with_groups(target.url(0)?).await?;
+    for (link, portal) in url.portals.iter_mut().enumerate() {
+        portal.host = target.url(link)?.portal().host.clone();
+    }
+    Ok(url)
 }
 
 async fn rounds_of(

@@ -46,12 +46,21 @@ pub struct LinkProfile {
     pub delay: Duration,
     /// The percentage of packets that each direction loses.
     pub loss_percent: f64,
+    /// Whether a bridge of the kernel forwards the frames, as a switch does. Such a link has no other impairment.
+    pub has_switch: bool,
 }
 
 impl LinkProfile {
     /// Returns a link without rate limit, delay and loss.
     pub fn plain(name: &str, mtu: u32) -> Self {
-        Self { name: name.into(), mtu, rate_mbit: None, delay: Duration::ZERO, loss_percent: 0.0 }
+        Self {
+            name: name.into(),
+            mtu,
+            rate_mbit: None,
+            delay: Duration::ZERO,
+            loss_percent: 0.0,
+            has_switch: false,
+        }
     }
 
     /// Returns the link that needs no set-up: loopback. If the run has other links too, the two sides are separate, and
@@ -164,6 +173,11 @@ impl Network {
         self.sides.as_ref().map_or(&[], |sides| sides.targets.prefix())
     }
 
+    /// Returns the same words for a program on the initiator's side.
+    pub fn initiator_command_prefix(&self) -> &[String] {
+        self.sides.as_ref().map_or(&[], |sides| sides.initiator.prefix())
+    }
+
     /// Returns the address at which a target listens, so that the initiator reaches it over every link.
     pub fn listen_address(&self) -> IpAddr {
         match self.sides {
@@ -233,15 +247,20 @@ fn veth(
     profile: &LinkProfile,
     shaping: Option<&(String, &str)>,
 ) -> Result<String, String> {
-    sides.make_veth(ends)?;
     let mtu = profile.mtu;
+    if profile.has_switch {
+        sides.make_switched(ends, mtu)?;
+    } else {
+        sides.make_veth(ends)?;
+    }
     let made = match shaping {
         _ if *profile == LinkProfile::loopback() => sides
             .take_up(ends, &format!("mtu {VETH_MTU_MAX}"))
             .map(|()| format!("veth with offloads, MTU {VETH_MTU_MAX}, instead of the loopback")),
-        None => sides
-            .take_up(ends, &format!("mtu {mtu} gso_max_segs 1"))
-            .map(|()| format!("veth without offloads, MTU {mtu}")),
+        None => sides.take_up(ends, &format!("mtu {mtu} gso_max_segs 1")).map(|()| {
+            let switch = if profile.has_switch { ", through a bridge" } else { "" };
+            format!("veth without offloads, MTU {mtu}{switch}")
+        }),
         Some((lines, discipline)) => sides
             .take_up(ends, &format!("mtu {mtu} gso_max_segs 1"))
             .and_then(|()| sides.each(|side| side.tc(lines)))
@@ -285,6 +304,9 @@ fn check(index: usize, profile: &LinkProfile) -> Result<(), String> {
     }
     if !(0.0..=100.0).contains(&profile.loss_percent) {
         return Err("its loss must be from 0 to 100 %".into());
+    }
+    if profile.has_switch && !wishes(profile).is_empty() {
+        return Err("a link with a switch has no rate, delay or loss".into());
     }
     if profile.delay > DELAY_MAX {
         return Err(format!("its delay must be at most {DELAY_MAX:?}"));

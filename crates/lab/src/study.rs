@@ -16,15 +16,18 @@ mod runner;
 #[cfg(test)]
 mod soundness;
 pub mod trinkle;
+mod virtual_initiator;
 
 use std::fmt;
 use std::time::Duration;
 
 pub use guests::{GuestMeasurement, GuestPlan, GuestPoint};
 pub use runner::{RunError, Settings, Watcher, now, record, run};
+pub use virtual_initiator::VirtualInitiator;
 
 use crate::access::AccessPattern;
 use crate::fio::Amount;
+use crate::guest::DiskForm;
 use crate::load::{self, Endpoint, LoadError, LoadOptions, LoadResult};
 use crate::network::{Link, LinkProfile};
 use crate::record::{Labels, Outcome, Run, Scale};
@@ -114,12 +117,23 @@ pub struct Point {
     pub volume: String,
     /// Name of the link.
     pub link: String,
+    /// What uses the volume.
+    pub initiator: Initiator,
     /// Whether it writes.
     pub writes: bool,
     /// Approximate time of one measurement.
     pub time: Duration,
     /// The measurement.
     pub measurement: Measurement,
+}
+
+/// What uses the volume of a cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Initiator {
+    /// This program.
+    Physical,
+    /// A virtual machine, whose hypervisor attaches the volume as a disk of this form.
+    Virtual(DiskForm),
 }
 
 /// The measurement of a cell's subject. It blocks the calling thread until it ends, and uses the sockets of the
@@ -141,6 +155,8 @@ pub struct Subject<'a> {
     pub seed: u64,
     /// Whether writes are permitted: the lab started the target or the user permitted them.
     pub may_write: bool,
+    /// The virtual machine that uses the volume, and the form of its disk; `None` if this program does.
+    pub virtual_initiator: Option<(&'a VirtualInitiator, DiskForm)>,
 }
 
 impl Subject<'_> {
@@ -162,7 +178,10 @@ impl Subject<'_> {
         if !self.may_write && !options.only_reads() {
             return Outcome::NotMeasured(NOT_TO_BE_WRITTEN.into());
         }
-        outcome(load::run(options))
+        match self.virtual_initiator {
+            Some((machine, form)) => machine.put(options, form),
+            None => outcome(load::run(options)),
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 
 mod direct;
 pub mod istgt;
+mod lio;
 mod nbdkit;
 mod running;
 pub mod sarsen;
@@ -23,11 +24,11 @@ use sarsen_initiator::nbd::NbdUrl;
 use sarsen_node::stores::CacheMode;
 
 use crate::folder::PrivateFolder;
+use crate::guest::GuestError;
 use crate::load::Endpoint;
 use crate::network::Network;
 use crate::process::ProcessError;
 use crate::record::Outcome;
-pub(crate) use running::FOLDER_PREFIX;
 pub use running::Running;
 use running::{VolumeEndpoint, private_folder};
 
@@ -40,6 +41,8 @@ pub enum TargetUnderTest {
     Tgt,
     /// Debian's istgt.
     Istgt,
+    /// The target of the Linux kernel, in a guest.
+    Lio,
     /// nbdkit, which serves NBD.
     Nbdkit,
     /// An iSCSI target that the lab does not start. It serves one volume, with its existing size and cache mode.
@@ -84,6 +87,15 @@ pub struct VolumeSpec {
     pub cache: CacheMode,
     /// The stripes over which its blocks are spread; `None` if one file or one piece of memory has all of them.
     pub striping: Option<Striping>,
+}
+
+/// The folders that targets under test use.
+#[derive(Clone, Copy, Debug)]
+pub struct Folders<'a> {
+    /// The parent of the private folders with the files of volumes on disk.
+    pub volumes: &'a Path,
+    /// The folder that keeps what guests boot from.
+    pub guests: &'a Path,
 }
 
 /// The stripes of a volume: consecutive chunks are on different devices. Each device is a file on the volume's medium.
@@ -134,6 +146,18 @@ impl From<TargetUnderTestError> for Outcome {
     }
 }
 
+impl From<GuestError> for TargetUnderTestError {
+    fn from(error: GuestError) -> Self {
+        match &error {
+            // What is missing here is not a failure.
+            GuestError::Process(ProcessError::Start { .. }) | GuestError::NoKernel => {
+                Self::Unable(format!("guests cannot be booted: {error}"))
+            }
+            _ => Self::Failed(error.to_string()),
+        }
+    }
+}
+
 impl From<ProcessError> for TargetUnderTestError {
     fn from(error: ProcessError) -> Self {
         Self::Failed(error.to_string())
@@ -179,6 +203,17 @@ impl Image {
         }
     }
 
+    /// Returns the name of its cache mode, which is QEMU's and sarsen's.
+    const fn cache_name(&self) -> &'static str {
+        match self.cache {
+            CacheMode::WriteBack => "writeback",
+            CacheMode::WriteThrough => "writethrough",
+            CacheMode::None => "none",
+            CacheMode::DirectSync => "directsync",
+            CacheMode::Unsafe => "unsafe",
+        }
+    }
+
     /// Checks that the image has no stripes, for a target that has none.
     fn check_unstriped(&self) -> Result<(), TargetUnderTestError> {
         match self.striping {
@@ -206,7 +241,9 @@ impl TargetUnderTest {
     /// Whether the lab starts it, so that it serves only volumes of the lab.
     pub fn is_started_here(&self) -> bool {
         match self {
-            Self::Sarsen | Self::Tgt | Self::Istgt | Self::Nbdkit | Self::Direct => true,
+            Self::Sarsen | Self::Tgt | Self::Istgt | Self::Lio | Self::Nbdkit | Self::Direct => {
+                true
+            }
             Self::Iscsi(_) | Self::Nbd(_) | Self::DirectPath(_) => false,
         }
     }
@@ -221,16 +258,16 @@ impl TargetUnderTest {
         matches!(self, Self::Iscsi(_) | Self::Nbd(_))
     }
 
-    /// Starts it with these volumes; `folder` is for files of volumes on disk. It ends with the calling thread at the
+    /// Starts it with these volumes. It ends with the calling thread at the
     /// latest. It omits volumes that it does not support, and [`Running::endpoint`] returns the reason. If it supports
     /// none of the volumes, this is an error.
     pub fn start(
         &self,
         network: &Network,
         volumes: &[VolumeSpec],
-        folder: &Path,
+        folders: Folders<'_>,
     ) -> Result<Running, TargetUnderTestError> {
-        self.start_beside(&sarsen::own_program()?, network, volumes, folder)
+        self.start_beside(&sarsen::own_program()?, network, volumes, folders)
     }
 
     /// Does the same for a caller that is another program; `program` is the path of this program.
@@ -239,12 +276,12 @@ impl TargetUnderTest {
         program: &Path,
         network: &Network,
         volumes: &[VolumeSpec],
-        folder: &Path,
+        folders: Folders<'_>,
     ) -> Result<Running, TargetUnderTestError> {
         check(volumes)?;
         let with_images = |takes: Takes, start: Start<'_>| {
             let on_disk = volumes.iter().any(|volume| volume.medium == Medium::Disk);
-            let disk = if on_disk { Some(private_folder(folder)?) } else { None };
+            let disk = if on_disk { Some(private_folder(folders.volumes)?) } else { None };
             let mut images: Vec<_> = volumes.iter().map(|volume| volume.image(&disk)).collect();
             let mut refused = Vec::new();
             images.retain(|image| match takes(image) {
@@ -268,6 +305,9 @@ impl TargetUnderTest {
             Self::Sarsen => with_images(all, &|images| sarsen::start(program, network, images)),
             Self::Tgt => with_images(tgt::takes, &|images| tgt::start(network, images)),
             Self::Istgt => with_images(istgt::takes, &|images| istgt::start(network, images, None)),
+            Self::Lio => {
+                with_images(lio::takes, &|images| lio::start(network, images, folders.guests))
+            }
             Self::Nbdkit => with_images(nbdkit::takes, &|images| nbdkit::start(network, images)),
             Self::Direct => with_images(direct::takes, &direct::start),
             Self::Iscsi(url) => self.elsewhere(volumes, |_| Endpoint::Iscsi(url.clone())),
@@ -337,6 +377,7 @@ impl fmt::Display for TargetUnderTest {
             Self::Sarsen => f.write_str("sarsen"),
             Self::Tgt => f.write_str("tgt"),
             Self::Istgt => f.write_str("istgt"),
+            Self::Lio => f.write_str("lio"),
             Self::Nbdkit => f.write_str("nbdkit"),
             Self::Iscsi(url) => write!(f, "{}", url.target),
             Self::Nbd(url) => url.fmt(f),
@@ -354,6 +395,7 @@ impl FromStr for TargetUnderTest {
             "sarsen" => Self::Sarsen,
             "tgt" => Self::Tgt,
             "istgt" => Self::Istgt,
+            "lio" => Self::Lio,
             "nbdkit" => Self::Nbdkit,
             "direct" => Self::Direct,
             _ => {
@@ -371,8 +413,8 @@ impl FromStr for TargetUnderTest {
 
 fn no_target_under_test(error: &dyn fmt::Display) -> String {
     format!(
-        "this is not a target under test ({error}); write sarsen, tgt, istgt, nbdkit, direct, \
-         direct:PATH, iscsi://…, nbd://… or nbd+unix://…"
+        "this is not a target under test ({error}); write sarsen, tgt, istgt, lio, nbdkit, \
+         direct, direct:PATH, iscsi://…, nbd://… or nbd+unix://…"
     )
 }
 
@@ -391,6 +433,10 @@ mod tests {
         VolumeSpec { striping, ..volume(name, 1 << 20) }
     }
 
+    fn nowhere(volumes: &Path) -> Folders<'_> {
+        Folders { volumes, guests: Path::new("/nowhere") }
+    }
+
     fn start(
         target_under_test: &str,
         volumes: &[VolumeSpec],
@@ -399,21 +445,21 @@ mod tests {
         target_under_test.parse::<TargetUnderTest>().unwrap().start(
             &network,
             volumes,
-            Path::new("/nowhere"),
+            nowhere(Path::new("/nowhere")),
         )
     }
 
     #[test]
     fn names_are_read_as_they_are_written() {
         let url = "iscsi://host/iqn.2026-11.x:a/0";
-        for name in ["sarsen", "tgt", "istgt", "nbdkit", "direct", "direct:/dev/vdb"] {
+        for name in ["sarsen", "tgt", "istgt", "lio", "nbdkit", "direct", "direct:/dev/vdb"] {
             assert_eq!(name.parse::<TargetUnderTest>().unwrap().to_string(), name);
         }
         for name in ["nbd://h:10809/e", "nbd+unix:///e?socket=/run/nbd.sock"] {
             assert_eq!(name.parse::<TargetUnderTest>().unwrap().to_string(), name);
         }
         assert_eq!(url.parse(), Ok(TargetUnderTest::Iscsi(url.parse().unwrap())));
-        let error = "lio".parse::<TargetUnderTest>().unwrap_err();
+        let error = "scst".parse::<TargetUnderTest>().unwrap_err();
         assert!(error.contains("write sarsen, tgt"), "{error}");
         let error = "nbd://h:0/e".parse::<TargetUnderTest>().unwrap_err();
         assert!(error.contains("\"h:0\"") && error.contains("write sarsen, tgt"), "{error}");
@@ -440,7 +486,7 @@ mod tests {
     #[test]
     fn only_targets_with_stripes_get_striped_volumes() {
         let link = Network::build(&[LinkProfile::loopback()]).links()[0].clone();
-        for other in ["tgt", "istgt", "nbdkit", "direct"] {
+        for other in ["tgt", "istgt", "lio", "nbdkit", "direct"] {
             assert!(!other.parse::<TargetUnderTest>().unwrap().has_stripes(), "{other}");
             assert_eq!(start(other, &[striped("a")]).unwrap_err(), without_stripes(), "{other}");
         }
@@ -460,7 +506,7 @@ mod tests {
         let refused = |target_under_test: TargetUnderTest, cache| {
             let program = Path::new("/nowhere/sarsen");
             target_under_test
-                .start_beside(program, &network, &[disk(cache)], folder.path())
+                .start_beside(program, &network, &[disk(cache)], nowhere(folder.path()))
                 .unwrap_err()
         };
         let unable = |what: &str| TargetUnderTestError::Unable(what.into());

@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
     /// Use the durations and repetitions of the study: hours.
     #[arg(long)]
     full: bool,
-    /// A target to measure: sarsen, tgt, istgt, nbdkit, direct, direct:PATH, or an iscsi://, nbd:// or nbd+unix://
+    /// A target to measure: sarsen, tgt, istgt, lio, nbdkit, direct, direct:PATH, or an iscsi://, nbd:// or nbd+unix://
     /// URL. Several may be given [default: those of the study]
     // Read later: a complaint of clap's would repeat a URL with its secret.
     #[arg(long = "target", short = 'c', value_name = "NAME|URL")]

@@ -6,8 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::{Guest, GuestError, GuestSpec, at};
-use crate::folder::PrivateFolder;
-use crate::target_under_test::FOLDER_PREFIX;
+use crate::folder::{PrivateFolder, RUN_PREFIX};
 
 /// The address of the server. It joins its cables with a bridge, so that all clients reach it here.
 pub const SERVER: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
@@ -36,7 +35,7 @@ impl Group {
         disk_bytes: u64,
         folder: &Path,
     ) -> Result<Self, GuestError> {
-        let disks = PrivateFolder::new(folder, FOLDER_PREFIX).map_err(at(folder))?;
+        let disks = PrivateFolder::new(folder, RUN_PREFIX).map_err(at(folder))?;
         // The path of a socket is limited to about a hundred bytes.
         let cables = super::private_folder()?;
         let mut spec = with_disks(server, disks.path(), "server", disk_bytes)?;

@@ -8,7 +8,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use sarsen_proto::iscsi::digest::crc32c;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use zerocopy::byteorder::big_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -38,7 +38,7 @@ const STAMP_LENGTH: usize = 40;
 const _: () = assert!(size_of::<BlockStamp>() == STAMP_LENGTH);
 
 /// The type of a mismatch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MismatchKind {
     /// Some bytes of the block differ.
@@ -52,7 +52,7 @@ pub enum MismatchKind {
 }
 
 /// A block whose content differs from the last write to it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mismatch {
     /// The block's address.
     pub block: u64,

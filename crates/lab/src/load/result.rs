@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::LoadOptions;
 use super::ledger::Mismatch;
@@ -20,7 +20,7 @@ const BUCKET_LIMIT: f64 = 100.0;
 const COARSE_BUCKETS_PER_DECADE: f64 = 8.0;
 
 /// The measured values.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LoadResult {
     /// I/Os per second.
     pub iops: f64,
@@ -83,7 +83,7 @@ pub struct LoadResult {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mismatches: Option<u64>,
     /// The first mismatches, a maximum of 16; each block and type occurs once.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mismatched: Vec<Mismatch>,
     /// Number of written blocks that were read again when the load was over.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -96,7 +96,7 @@ pub struct LoadResult {
     pub steady: bool,
     /// The values that the first session negotiated, by the names of the keys. Over several paths: the portals of the active ones, as
     /// `active paths`.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub parameters: BTreeMap<String, String>,
     /// The histogram of the latencies: a maximum of about a hundred buckets. Each bucket is longer than the previous
     /// one by the same factor.
@@ -145,7 +145,7 @@ impl LoadResult {
 }
 
 /// The reads or the writes of a load.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DirectionResult {
     /// Number of I/Os.
     pub ios: u64,

@@ -116,9 +116,30 @@ impl Sides {
         ))
     }
 
-    /// Removes the interfaces of [`Sides::make_veth`].
+    /// Creates the same with a bridge between them, which is on the targets' side and has no address.
+    pub(super) fn make_switched(&self, ends: &[LinkEnd; 2], mtu: u32) -> Result<(), String> {
+        let [LinkEnd { interface, .. }, _] = ends;
+        let [near, far, switch] = parts(interface);
+        let other_side = self.initiator.namespace.path();
+        self.targets.ip(&format!(
+            "link add name {switch} type bridge mcast_snooping 0\n\
+             link add name {interface} type veth peer name {near}\n\
+             link add name {far} type veth peer name {interface} netns {other_side}\n\
+             link set dev {near} mtu {mtu} addrgenmode none master {switch} up\n\
+             link set dev {far} mtu {mtu} addrgenmode none master {switch} up\n\
+             link set dev {switch} addrgenmode none up\n"
+        ))
+    }
+
+    /// Removes the interfaces of [`Sides::make_veth`] or [`Sides::make_switched`], as far as they exist.
     pub(super) fn remove_veth(&self, ends: &[LinkEnd; 2]) -> Result<(), String> {
-        self.targets.ip(&format!("link del {}\n", ends[0].interface))
+        let [LinkEnd { interface, .. }, _] = ends;
+        // The other end of a veth pair ends with it.
+        let [_, far, switch] = parts(interface);
+        let removed = self.targets.ip(&format!("link del {interface}\n"));
+        let _ = self.targets.ip(&format!("link del {far}\n"));
+        let _ = self.targets.ip(&format!("link del {switch}\n"));
+        removed
     }
 
     /// Deactivates the interface of the targets' side, or activates it again. The carrier of the other one follows.
@@ -155,6 +176,11 @@ pub(super) fn ends(index: usize) -> [LinkEnd; 2] {
         peer: address(peer),
         peer_ethernet: ethernet(peer),
     })
+}
+
+/// Returns the names of the ports and of the bridge of a switched link.
+fn parts(interface: &str) -> [String; 3] {
+    ["near", "far", "switch"].map(|part| format!("{interface}{part}"))
 }
 
 impl LinkEnd {

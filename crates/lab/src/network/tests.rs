@@ -251,6 +251,20 @@ fn data_arrives_whole_over_a_link_that_loses_some() {
     send_over(&network, 0, 2 << 20);
 }
 
+#[test]
+fn a_switch_forwards_the_frames_of_its_link() {
+    let switched = LinkProfile { has_switch: true, ..LinkProfile::plain("switch", 9000) };
+    let impossible = LinkProfile { rate_mbit: Some(1.0), ..switched.clone() };
+    let network = Network::build(&[switched, impossible]);
+    if !network.is_apart() {
+        return;
+    }
+    assert!(network.notes()[0].ends_with("MTU 9000, through a bridge"), "{:?}", network.notes());
+    send_over(&network, 0, 2 << 20);
+    let refused = network.links()[1].address.as_ref().unwrap_err();
+    assert!(refused.contains("no rate, delay or loss"), "{refused}");
+}
+
 /// Environment variable of the process that creates a network and is killed with it.
 const TO_BE_KILLED: &str = "SARSEN_TEST_NETWORK_TO_BE_KILLED";
 

@@ -6,6 +6,7 @@
 //! modes are those of the target's own disk volume. There they determine the same two properties: whether memory serves
 //! reads, and when a write is durable.
 
+mod disks;
 mod report;
 #[cfg(test)]
 mod tests;
@@ -14,9 +15,9 @@ use std::time::Duration;
 
 use sarsen_node::stores::CacheMode;
 
-use super::{Choices, Measurement, Plan, Point, Study, load_for};
+use super::{Choices, Initiator, Measurement, Plan, Point, Study, load_for};
 use crate::access::AccessPattern;
-use crate::multipath::{self, Fault};
+use crate::multipath::{self, Fault, PathUse};
 use crate::network::LinkProfile;
 use crate::record::{Labels, Outcome, Run, Scale};
 use crate::report::Report;
@@ -30,8 +31,13 @@ const OPERATION: &str = "operation";
 const FAILOVER: &str = "failover";
 /// The dimension of the cells for the throughput over several paths.
 const PATH_COUNT: &str = "paths";
-/// Their values.
-const PATHS: [usize; 3] = [1, 2, 4];
+/// Their values, with the number and the use of the paths.
+const PATHS: [(&str, usize, PathUse); 4] = [
+    ("1", 1, PathUse::ActiveActive),
+    ("2", 2, PathUse::ActiveActive),
+    ("4", 4, PathUse::ActiveActive),
+    ("2 (active/passive)", 2, PathUse::ActivePassive),
+];
 
 const REPETITIONS: u32 = 3;
 /// Number of failovers of each kind in a full run.
@@ -83,9 +89,6 @@ const LOADS: [(&str, AccessPattern); 2] = [
     ),
 ];
 
-/// The multipath configuration whose failover time the study measured.
-const ACTIVE_ACTIVE: &str = "active/active";
-
 /// The study.
 #[derive(Clone, Copy, Debug)]
 pub struct Aravindan;
@@ -102,12 +105,15 @@ impl Study for Aravindan {
 
     fn plan(&self, choices: &Choices) -> Plan {
         let targets_under_test = if choices.targets_under_test.is_empty() {
-            vec![
+            let mut targets = vec![
                 TargetUnderTest::Sarsen,
                 TargetUnderTest::Tgt,
                 TargetUnderTest::Istgt,
                 TargetUnderTest::Direct,
-            ]
+            ];
+            // Its guest takes too long for a quick run.
+            targets.extend((choices.scale == Scale::Full).then_some(TargetUnderTest::Lio));
+            targets
         } else {
             choices.targets_under_test.clone()
         };
@@ -131,6 +137,7 @@ impl Study for Aravindan {
                             target_under_test: index,
                             volume: mode.name.into(),
                             link: LinkProfile::loopback().name,
+                            initiator: Initiator::Physical,
                             writes: read_percent < 100,
                             time: warm_up + duration,
                             measurement: measurement(
@@ -144,6 +151,7 @@ impl Study for Aravindan {
                 }
             }
         }
+        points.extend(disks::points(&targets_under_test[0], choices.scale, [warm_up, duration]));
         let rounds = match choices.scale {
             Scale::Quick => 1,
             Scale::Full => ROUNDS.div_ceil(REPETITIONS),
@@ -207,15 +215,20 @@ fn measurement(
 }
 
 /// Returns the cell for the reads over several paths. It starts its own server.
-fn throughput(target_under_test: &TargetUnderTest, links: usize, duration: Duration) -> Point {
+fn throughput(
+    target_under_test: &TargetUnderTest,
+    (name, links, path_use): (&str, usize, PathUse),
+    duration: Duration,
+) -> Point {
     Point {
-        labels: Labels::new().with(TARGET, target_under_test).with(PATH_COUNT, links),
+        labels: Labels::new().with(TARGET, target_under_test).with(PATH_COUNT, name),
         target_under_test: 0,
         volume: MODES[0].name.into(),
         link: LinkProfile::loopback().name,
+        initiator: Initiator::Physical,
         writes: false,
         time: duration,
-        measurement: Box::new(move |_| multipath::throughput(links, duration)),
+        measurement: Box::new(move |_| multipath::throughput(links, path_use, duration)),
     }
 }
 
@@ -226,6 +239,7 @@ fn failover(target_under_test: &TargetUnderTest, fault: Fault, rounds: u32) -> P
         target_under_test: 0,
         volume: MODES[0].name.into(),
         link: LinkProfile::loopback().name,
+        initiator: Initiator::Physical,
         writes: false,
         time: fault.round_time() * rounds,
         measurement: Box::new(move |subject| multipath::failover(fault, rounds, subject.seed)),

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use crate::disturbances::Disturbances;
 use crate::guest::{self, Group, GuestError, GuestSpec, Recipe, SERVER};
-use crate::process::ProcessError;
 use crate::record::{Labels, Outcome};
 use crate::target_under_test::{TargetUnderTestError, sarsen};
 
@@ -40,9 +39,6 @@ const RECIPE: Recipe = Recipe {
 };
 /// The files of a guest are in its memory, and may use half of it.
 const MEMORY_MIB: u32 = 768;
-
-/// Functions for the scripts of measurements, which begin with `. /storage`.
-const STORAGE: &str = include_str!("guests/storage.sh");
 
 /// The measurements in guests of a study.
 #[derive(Debug)]
@@ -131,19 +127,11 @@ impl<'a> Guests<'a> {
         let program = sarsen::own_program()?;
         let start = || {
             let small = guest::small_program(&program, self.folder)?;
-            let storage = format!("SERVER={SERVER}\n{STORAGE}");
-            let client =
-                GuestSpec::new(&RECIPE, self.cache, MEMORY_MIB).content("storage", storage);
+            let client = GuestSpec::new(&RECIPE, self.cache, MEMORY_MIB).storage(SERVER);
             let server = client.clone().file("sarsen", &small);
             Group::start(&server, &client, self.plan.clients(), self.plan.disk_bytes, self.folder)
         };
-        start().map_err(|error| match &error {
-            // What is missing here is not a failure.
-            GuestError::Process(ProcessError::Start { .. }) | GuestError::NoKernel => {
-                TargetUnderTestError::Unable(format!("guests cannot be booted: {error}"))
-            }
-            _ => TargetUnderTestError::Failed(error.to_string()),
-        })
+        Ok(start()?)
     }
 }
 

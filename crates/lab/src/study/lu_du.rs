@@ -9,6 +9,7 @@
 //! at random; here it uses one volume. The sizes of the requests of its trace are not published: their mean follows from
 //! the published throughput, response time and number of threads.
 
+mod factors;
 mod report;
 mod setup;
 #[cfg(test)]
@@ -19,7 +20,7 @@ use std::time::Duration;
 use sarsen_node::stores::CacheMode;
 
 use super::layout::size_name;
-use super::{Choices, Measurement, Plan, Point, Study, load_for, outcome};
+use super::{Choices, Initiator, Measurement, Plan, Point, Study, load_for, outcome};
 use crate::access::AccessPattern;
 use crate::load;
 use crate::network::LinkProfile;
@@ -111,6 +112,9 @@ impl Study for LuDu {
             let present: Vec<_> = targets_under_test.iter().enumerate().filter(on_this).collect();
             points.extend(points_on(way, &present, choices.scale));
         }
+        let own = targets_under_test.iter().position(|one| *one == TargetUnderTest::Sarsen);
+        points
+            .extend(own.into_iter().flat_map(|own| factors::points(own, sessions(choices.scale))));
         Plan {
             links: ways.into_iter().map(|way| way.link).collect(),
             volumes: vec![VolumeSpec {
@@ -220,6 +224,7 @@ fn points_on(
                     target_under_test: *index,
                     volume: VOLUME.into(),
                     link: way.link.name.clone(),
+                    initiator: Initiator::Physical,
                     writes,
                     time,
                     measurement: what(),
@@ -266,6 +271,7 @@ fn set_up(
                 target_under_test: *index,
                 volume: VOLUME.into(),
                 link: way.link.name.clone(),
+                initiator: Initiator::Physical,
                 writes: false,
                 time: way.link.delay * 2 * setup::TURNS * count,
                 measurement: session.measurement(count),

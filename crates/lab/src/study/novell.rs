@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use sarsen_node::stores::CacheMode;
 
-use super::{Choices, Plan, Point, Study, load_for};
+use super::{Choices, Initiator, Plan, Point, Study, load_for};
 use crate::access::AccessPattern;
 use crate::network::LinkProfile;
 use crate::record::{Labels, Run, Scale};
@@ -44,6 +44,8 @@ const LINK_SIZE: u32 = 64 * KIB;
 
 /// The first link of the comparison, which has the common MTU and no impairments.
 const PLAIN: &str = "plain";
+/// The link whose frames a bridge forwards.
+const SWITCH: &str = "switch";
 const MTU: u32 = 1500;
 
 const REPETITIONS: u32 = 3;
@@ -148,6 +150,7 @@ fn volume(medium: Medium, bytes: u64) -> VolumeSpec {
 fn profiles() -> Vec<LinkProfile> {
     vec![
         plain_link(PLAIN),
+        LinkProfile { has_switch: true, ..plain_link(SWITCH) },
         link_with_rate(1000.0),
         link_with_rate(100.0),
         link_with_loss(0.1),
@@ -218,6 +221,7 @@ impl Cell<'_> {
             target_under_test,
             volume: self.medium.into(),
             link: self.link.into(),
+            initiator: Initiator::Physical,
             writes: self.operation == "write",
             time: warm_up + duration,
             measurement: load_for(access, warm_up, duration),

@@ -7,18 +7,19 @@ use std::time::{Duration, UNIX_EPOCH};
 use sarsen_node::stores::CacheMode;
 
 use super::guests::Guests;
-use super::{Choices, NOT_TO_BE_WRITTEN, Plan, Point, Study, Subject};
+use super::virtual_initiator::{self, VirtualInitiators};
+use super::{Choices, Initiator, NOT_TO_BE_WRITTEN, Plan, Point, Study, Subject};
 use crate::access::AccessPattern;
 use crate::archive::{Archive, ArchiveError, RunLock};
 use crate::disturbances::Disturbances;
-use crate::folder::PrivateFolder;
+use crate::folder::{PrivateFolder, RUN_PREFIX};
 use crate::limits::{self, LimitError};
 use crate::load::{self, Endpoint, LoadOptions};
 use crate::machine;
 use crate::network::{Link, LinkProfile, Network};
 use crate::record::{Labels, Measures, Outcome, Run, Sample, Scale, Setting};
 use crate::target_under_test::{
-    FOLDER_PREFIX, Medium, Running, TargetUnderTest, TargetUnderTestError, VolumeSpec,
+    Folders, Medium, Running, TargetUnderTest, TargetUnderTestError, VolumeSpec,
 };
 use crate::trace::Request;
 
@@ -117,7 +118,7 @@ pub fn run(
 ) -> Result<Run, RunError> {
     let mut plan = plan(study, choices, settings)?;
     // A killed run must not leave files behind, either: a run does not start without this folder.
-    let folder = PrivateFolder::new(&settings.folder, FOLDER_PREFIX)
+    let folder = PrivateFolder::new(&settings.folder, RUN_PREFIX)
         .map_err(|source| RunError::Folder { path: settings.folder.clone(), source })?;
     let (mut run, made, _hold) = begin(study, choices, settings, archive, &plan)?;
     let choices = &Choices { seed: run.setting.seed, ..choices.clone() };
@@ -131,15 +132,12 @@ pub fn run(
     if !plan.links.is_empty() {
         run.setting.network = network.notes().to_vec();
     }
+    let folders = Folders { volumes: folder.path(), guests: &settings.guests };
     let mut context =
         RunContext { plan: &plan, choices, network: &network, targets_under_test: Vec::new() };
     for target_under_test in &plan.targets_under_test {
         watcher.does(&format!("starting {target_under_test}"));
-        context.targets_under_test.push(target_under_test.start(
-            &network,
-            &plan.volumes,
-            folder.path(),
-        ));
+        context.targets_under_test.push(target_under_test.start(&network, &plan.volumes, folders));
     }
     context.describe(&mut run.setting);
     archive.set_setting(run.id, &run.setting)?;
@@ -168,13 +166,15 @@ pub fn run(
     }
     let mut guests =
         plan.guests.as_ref().map(|plan| Guests::new(plan, &settings.guests, folder.path()));
+    let mut machines = VirtualInitiators::new(&network, &settings.guests, folder.path());
     // The machine is slower at some times than at others: the best of all measurements of a limit counts.
     for repetition in 1..=plan.repetitions {
         measure_limits(watcher, repetition)?;
         for point in in_turn(&plan.points, repetition) {
             if !made.contains(&(point.labels.clone(), repetition)) {
                 watcher.does(&point.labels.to_string());
-                keep(watcher, &point.labels, repetition, context.measure(point, repetition))?;
+                let outcome = context.measure(point, repetition, &mut machines);
+                keep(watcher, &point.labels, repetition, outcome)?;
             }
         }
         if let (Some(guests), Some(plan)) = (&mut guests, &plan.guests) {
@@ -302,6 +302,9 @@ fn facts(plan: &Plan, settings: &Settings) -> BTreeMap<String, String> {
     if let Some(guests) = &plan.guests {
         facts.insert("guests", guests.to_string());
     }
+    if plan.points.iter().any(|point| matches!(point.initiator, Initiator::Virtual(_))) {
+        facts.insert("virtual initiator", virtual_initiator::ABOUT.into());
+    }
     // The names of these targets do not contain their full address.
     let places =
         plan.targets_under_test.iter().filter_map(|target_under_test| match target_under_test {
@@ -414,14 +417,20 @@ impl RunContext<'_> {
         limits
     }
 
-    fn measure(&self, point: &Point, repetition: u32) -> Outcome {
-        self.try_to_measure(point, repetition).unwrap_or_else(Outcome::from)
+    fn measure(
+        &self,
+        point: &Point,
+        repetition: u32,
+        machines: &mut VirtualInitiators<'_>,
+    ) -> Outcome {
+        self.try_to_measure(point, repetition, machines).unwrap_or_else(Outcome::from)
     }
 
     fn try_to_measure(
         &self,
         point: &Point,
         repetition: u32,
+        machines: &mut VirtualInitiators<'_>,
     ) -> Result<Outcome, TargetUnderTestError> {
         if point.writes && !self.may_write(point.target_under_test) {
             return Err(TargetUnderTestError::Unable(NOT_TO_BE_WRITTEN.into()));
@@ -440,7 +449,12 @@ impl RunContext<'_> {
         let endpoint = running.endpoint(&volume.name, link)?;
         let seed = self.choices.seed.wrapping_add(repetition.into());
         let may_write = self.may_write(point.target_under_test);
-        let subject = Subject { endpoint, running, link, volume, seed, may_write };
+        let virtual_initiator = match point.initiator {
+            Initiator::Physical => None,
+            Initiator::Virtual(form) => Some((machines.booted()?, form)),
+        };
+        let subject =
+            Subject { endpoint, running, link, volume, seed, may_write, virtual_initiator };
         let disturbances = Disturbances::watch();
         let mut outcome = if elsewhere {
             (point.measurement)(&subject)
@@ -450,6 +464,9 @@ impl RunContext<'_> {
         if let Outcome::Measured(measures) = &mut outcome {
             measures.figures.extend(disturbances.figures());
             measures.limits = self.limits_of(point, &subject);
+        }
+        if matches!((&outcome, point.initiator), (Outcome::Failed(_), Initiator::Virtual(_))) {
+            machines.end();
         }
         // The exit of a target explains more than the client's error does.
         Ok(match (outcome, running.ended()) {

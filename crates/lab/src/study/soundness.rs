@@ -12,7 +12,7 @@ use crate::record::{
 use crate::report::{self, Block, Cell, Format, Report, Section};
 
 /// Maximum time of the measurements of a quick run, which takes about as long again to fill volumes and to measure limits.
-const QUICK_LIMIT: Duration = Duration::from_secs(100);
+const QUICK_LIMIT: Duration = Duration::from_secs(120);
 
 /// The same in guests, which have no volumes to fill, and take a minute to boot.
 const QUICK_GUEST_LIMIT: Duration = Duration::from_secs(240);

@@ -2,19 +2,21 @@
 //! Analysis of Open Source Storage Area Networks with ESXi 5.1* (Purdue University 2013).
 //!
 //! The thesis ran each specification three times for five minutes, from a virtual and from a physical initiator. The
-//! load generator here is physical, so the reports compare it with the physical initiator.
+//! load generator here is physical; `virtual_machine` measures the virtual one.
 //!
 //! The thesis also quotes what the alignment of a file system with the stripes of a RAID gains; `alignment` measures it.
 
 mod alignment;
+mod frame_sizes;
 mod initiators;
 #[cfg(test)]
 mod tests;
+mod virtual_machine;
 
 use std::time::Duration;
 
 use super::layout;
-use super::{Choices, Plan, Point, Study, load_for};
+use super::{Choices, Initiator, Plan, Point, Study, load_for};
 use crate::access::{self, NamedPattern};
 use crate::network::LinkProfile;
 use crate::published;
@@ -55,7 +57,11 @@ impl Study for Trinkle {
 
     fn plan(&self, choices: &Choices) -> Plan {
         let targets_under_test = if choices.targets_under_test.is_empty() {
-            vec![TargetUnderTest::Sarsen, TargetUnderTest::Tgt, TargetUnderTest::Istgt]
+            let mut targets =
+                vec![TargetUnderTest::Sarsen, TargetUnderTest::Tgt, TargetUnderTest::Istgt];
+            // Its guest takes too long for a quick run.
+            targets.extend((choices.scale == Scale::Full).then_some(TargetUnderTest::Lio));
+            targets
         } else {
             choices.targets_under_test.clone()
         };
@@ -79,6 +85,7 @@ impl Study for Trinkle {
                         target_under_test: index,
                         volume: VOLUME.into(),
                         link: link.name.clone(),
+                        initiator: Initiator::Physical,
                         writes: access.read_percent < 100,
                         time: warm_up + duration,
                         measurement: load_for(*access, warm_up, duration),
@@ -93,6 +100,14 @@ impl Study for Trinkle {
             cache: Default::default(),
             striping: None,
         };
+        let times = [warm_up, duration];
+        points.extend(virtual_machine::points(
+            &targets_under_test,
+            &links,
+            VOLUME,
+            choices.scale,
+            times,
+        ));
         let links: Vec<_> = links.into_iter().map(|(_, link)| link).collect();
         if let Some(link) = links.first() {
             let (volume, targets_under_test) = (VOLUME, &targets_under_test);
@@ -102,6 +117,12 @@ impl Study for Trinkle {
         // The link with the largest packets delays the I/Os least.
         if let Some(link) = links.last() {
             points.extend(alignment::points(&targets_under_test, link, bytes, warm_up, duration));
+        }
+        let mut links = links;
+        // A quick run has no time for links of their own.
+        if choices.links && choices.scale == Scale::Full {
+            points.extend(frame_sizes::points(&targets_under_test, VOLUME, times));
+            links.extend(frame_sizes::more_links(&links));
         }
         volumes.retain(|volume| points.iter().any(|point| point.volume == volume.name));
         Plan {
@@ -122,7 +143,9 @@ impl Study for Trinkle {
         sections.extend(between_frames(run));
         sections.push(cost(run));
         sections.extend(latencies(run));
+        sections.extend(virtual_machine::section(run));
         sections.extend(initiators::section(run));
+        sections.extend(frame_sizes::section(run));
         sections.extend(alignment::section(run));
         sections.push(every_run(run));
         sections.push(theirs());

@@ -11,15 +11,14 @@ use sarsen_initiator::nbd::{NbdPlace, NbdUrl};
 use sarsen_initiator::{Chap, Portal, Url};
 
 use super::{Backing, Image, TargetUnderTestError};
-use crate::folder::PrivateFolder;
+use crate::folder::{PrivateFolder, RUN_PREFIX};
+use crate::guest::Guest;
 use crate::load::Endpoint;
 use crate::network::{Link, Network};
 use crate::process::{self, Daemon};
 
 /// The file system for files in memory.
 const MEMORY_FOLDER: &str = "/dev/shm";
-/// Prefix of the folders of a run, to find the remains of a killed run.
-pub(crate) const FOLDER_PREFIX: &str = "sarsen-lab-";
 /// Number of attempts: another process can take a free port before the target under test binds it.
 const PORT_ATTEMPTS: usize = 5;
 /// Maximum time from the start to the first answer.
@@ -37,6 +36,7 @@ pub struct Running {
     commands: Vec<String>,
     /// Before the folders in drop order: processes end before their files are removed.
     daemons: Vec<Daemon>,
+    guests: Vec<Guest>,
     folders: Vec<PrivateFolder>,
     units: Vec<(String, VolumeEndpoint)>,
     /// Number of bytes that its files have reserved and not allocated: in memory and on the disk.
@@ -64,6 +64,7 @@ impl Running {
             version: None,
             commands: Vec::new(),
             daemons: Vec::new(),
+            guests: Vec::new(),
             folders: Vec::new(),
             units: Vec::new(),
             promised: [0, 0],
@@ -92,9 +93,13 @@ impl Running {
         &self.commands
     }
 
-    /// Its processes on this machine.
+    /// Its processes on this machine, among them those of guests.
     pub fn pids(&self) -> Vec<u32> {
-        self.daemons.iter().map(Daemon::pid).collect()
+        self.processes().map(Daemon::pid).collect()
+    }
+
+    fn processes(&self) -> impl Iterator<Item = &Daemon> {
+        self.daemons.iter().chain(self.guests.iter().map(Guest::process))
     }
 
     /// Its folders, which are removed with it.
@@ -105,7 +110,7 @@ impl Running {
     /// Returns `None` while all programs run; otherwise the name of one that ended, its exit status and the end of its
     /// log.
     pub fn ended(&self) -> Option<String> {
-        self.daemons.iter().find_map(|daemon| match daemon.ended() {
+        self.processes().find_map(|daemon| match daemon.ended() {
             Ok(None) => None,
             Ok(Some(status)) => {
                 Some(format!("{} ended with {status}{}", daemon.name(), self.last_words()))
@@ -177,6 +182,16 @@ impl Running {
 
     pub(super) fn add_unit(&mut self, volume: &str, unit: VolumeEndpoint) {
         self.units.push((volume.to_owned(), unit));
+    }
+
+    /// Adds a guest in which it runs.
+    pub(super) fn add_guest(&mut self, guest: Guest) {
+        self.note_command(guest.process().command().to_owned());
+        self.guests.push(guest);
+    }
+
+    pub(super) fn set_version(&mut self, version: String) {
+        self.version = Some(version);
     }
 
     pub(super) fn note_command(&mut self, command: String) {
@@ -308,7 +323,7 @@ fn make(path: &Path, bytes: u64, promised: u64) -> io::Result<u64> {
 
 /// Creates a folder in `parent` that is removed when this process ends, even if it is killed.
 pub(super) fn private_folder(parent: &Path) -> Result<PrivateFolder, TargetUnderTestError> {
-    PrivateFolder::new(parent, FOLDER_PREFIX)
+    PrivateFolder::new(parent, RUN_PREFIX)
         .map_err(|error| TargetUnderTestError::file("create a folder in", parent, &error))
 }
 

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use sarsen_initiator::Url;
-use sarsen_node::stores::CacheMode;
 use serde::Deserialize;
 
 use super::running::{READY_LIMIT, Running, VolumeEndpoint};
@@ -121,7 +120,7 @@ fn pool_creation(
 /// Returns the value of `--pool`.
 fn pool(image: &Image, devices: &[PathBuf]) -> String {
     let devices: Vec<_> = devices.iter().map(|device| device.display().to_string()).collect();
-    format!("{}={},cache={}", image.name, devices.join(",devices="), cache_name(image.cache))
+    format!("{}={},cache={}", image.name, devices.join(",devices="), image.cache_name())
 }
 
 /// Starts `program serve` with `arguments`, which contain the volumes, on a free port of `listen`. If `prefix` is not
@@ -171,30 +170,20 @@ fn launch(
 
 /// Returns the value of `--volume`.
 fn volume(image: &Image) -> String {
-    let Image { name, backing, bytes, block_bytes, cache, striping } = image;
+    let Image { name, backing, bytes, block_bytes, striping, .. } = image;
     let mut text = match (striping, backing) {
         (Some(striping), _) => {
             format!("{name}=pool:{name},size={bytes},stripes={}", striping.devices)
         }
         (None, Backing::Memory) => format!("{name}=ram:{bytes}"),
         (None, Backing::File(path)) => {
-            format!("{name}=file:{},size={bytes},cache={}", path.display(), cache_name(*cache))
+            format!("{name}=file:{},size={bytes},cache={}", path.display(), image.cache_name())
         }
     };
     if *block_bytes != 512 {
         text += &format!(",block-size={block_bytes}");
     }
     text
-}
-
-fn cache_name(cache: CacheMode) -> &'static str {
-    match cache {
-        CacheMode::WriteBack => "writeback",
-        CacheMode::WriteThrough => "writethrough",
-        CacheMode::None => "none",
-        CacheMode::DirectSync => "directsync",
-        CacheMode::Unsafe => "unsafe",
-    }
 }
 
 /// Returns the names and URLs from the announcement.
@@ -221,6 +210,8 @@ fn volumes(said: &str) -> Result<Vec<(String, Url)>, TargetUnderTestError> {
 
 #[cfg(test)]
 mod tests {
+    use sarsen_node::stores::CacheMode;
+
     use super::*;
 
     #[test]

@@ -3,10 +3,10 @@
 use super::super::layout;
 use super::{
     HEAVY, HEAVY_DEPTH, HEAVY_SIZES, LIGHT, LIGHT_SIZES, MIXES, NETWORK, NO_NETWORK, OPERATIONS,
-    PART, SET_UP, TARGET, TRACE, heavy, light, requests, setup,
+    PART, SET_UP, TARGET, TRACE, factors, heavy, light, requests, setup,
 };
 use crate::published::{self, LU_DU_TRACE};
-use crate::record::{Labels, Run, figure};
+use crate::record::{Labels, Outcome, Run, figure};
 use crate::report::{
     Axis, BarSeries, Bars, Block, Cell, LineSeries, Lines, Report, Section, Table,
 };
@@ -37,7 +37,9 @@ pub(super) fn report(run: &Run) -> Report {
         heavy_load(run),
         trace(run),
         set_up(run),
+        factors::section(run),
     ];
+    sections.retain(|section| !section.blocks.is_empty());
     sections.extend(layout::limits(run));
     sections.push(files());
     Report {
@@ -347,7 +349,63 @@ fn heavy_load(run: &Run) -> Section {
         blocks.push(heavy_times(run, bytes));
         blocks.push(heavy_chart(run, bytes));
     }
+    blocks.push(bottlenecks(run));
     Section { heading: "Heavy load (figure 2)".into(), blocks }
+}
+
+/// Returns the table of the limits that the reads of a heavy load come closest to. The study found the disks to be the limit of
+/// I/Os of 4K, and the campus network that of I/Os of 64K.
+fn bottlenecks(run: &Run) -> Block {
+    let mut columns = vec!["Target, network".to_owned()];
+    for bytes in HEAVY_SIZES {
+        let size = layout::size_name(bytes);
+        columns.extend([format!("closest limit of {size}"), format!("{size}, % of it")]);
+    }
+    let rows = subjects(run, HEAVY).into_iter().map(|(name, labels)| {
+        let mut row = vec![layout::text(name)];
+        for bytes in HEAVY_SIZES {
+            let (limit, share) = match closest_limit(run, &heavy(labels.clone(), MIXES[0], bytes)) {
+                Some((limit, share)) => (layout::text(limit), Some(100.0 * share)),
+                None => (Cell::Empty, None),
+            };
+            row.extend([limit, layout::number(share, 0)]);
+        }
+        row
+    });
+    Block::Table(Table {
+        caption: "The limits to which reads come closest".into(),
+        columns,
+        rows: rows.collect(),
+        notes: vec![
+            "Limits are those of the link and the medium without a target. If a load stays far below all of them, the \
+             processors limit it. In the study, the disks limited I/Os of 4K, and the campus network limited those of 64K, \
+             at 65 % of its 100 Mbit/s."
+                .into(),
+        ],
+        ..Table::default()
+    })
+}
+
+/// Returns the limit to which a cell of reads comes closest, and its share of it.
+fn closest_limit(run: &Run, labels: &Labels) -> Option<(String, f64)> {
+    const LIMITS: [(&str, &str, &str); 3] = [
+        (figure::MB_PER_S, figure::LINK_FROM_TARGET_MB_PER_S, "rate"),
+        (figure::MB_PER_S, figure::MEDIUM_READ_MB_PER_S, "rate"),
+        (figure::IOPS, figure::MEDIUM_RANDOM_READ_IOPS_32, "random I/Os"),
+    ];
+    let cell = run.cells(labels).find_map(|sample| match &sample.outcome {
+        Outcome::Measured(measures) => Some(measures),
+        Outcome::Failed(_) | Outcome::NotMeasured(_) => None,
+    })?;
+    let mean = |figure| Summary::of(&run.figures(labels, figure)).map(|summary| summary.mean);
+    let shares = cell.limits.iter().flat_map(|of| {
+        LIMITS.iter().filter_map(move |(own, limit, what)| {
+            let share = mean(own)? / run.limit(of, limit)?;
+            let kind = of.value("limit")?;
+            Some((format!("{kind} {}, {what}", of.value(kind)?), share))
+        })
+    });
+    shares.max_by(|one, other| one.1.total_cmp(&other.1))
 }
 
 fn heavy_times(run: &Run, bytes: u32) -> Block {

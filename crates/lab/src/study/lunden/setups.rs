@@ -20,7 +20,7 @@ const FEW_BYTES: &str = "-f1";
 /// Emulation is slow.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A set-up. The scripts are functions of `study/guests/storage.sh`.
+/// A set-up. The scripts are functions of `guest/storage.sh`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setup {
     /// Its name, which is that of the study if the study has it.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::{Point, layout, load_with};
+use super::super::{Initiator, Point, layout, load_with};
 use super::{LINK_SIZE, MEDIUM, OPERATION, OPERATIONS, TARGET, is_direct};
 use crate::access::AccessPattern;
 use crate::load::LoadOptions;
@@ -99,6 +99,7 @@ pub(super) fn points(
                     target_under_test: index,
                     volume: medium.as_str().into(),
                     link: LinkProfile::loopback().name,
+                    initiator: Initiator::Physical,
                     writes: operation == "write",
                     time: warm_up + duration,
                     measurement: load_with(access, warm_up, duration, apply),

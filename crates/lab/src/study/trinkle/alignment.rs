@@ -9,7 +9,7 @@ use std::time::Duration;
 use sarsen_node::stores::CacheMode;
 
 use super::super::layout::{self, size_name};
-use super::super::{Point, load_with};
+use super::super::{Initiator, Point, load_with};
 use super::{NOISE, TARGET, TEST};
 use crate::access::AccessPattern;
 use crate::fio::Amount;
@@ -91,6 +91,7 @@ pub(super) fn points(
                         target_under_test: index,
                         volume: VOLUME.into(),
                         link: link.name.clone(),
+                        initiator: Initiator::Physical,
                         writes: read_percent < 100,
                         time: warm_up + duration,
                         measurement: load_with(access, warm_up, duration, move |options| {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::{Point, layout, load_with};
+use super::super::{Initiator, Point, layout, load_with};
 use super::{NOISE, TARGET, TEST, metric};
 use crate::access::{self, NamedPattern};
 use crate::network::LinkProfile;
@@ -47,6 +47,7 @@ pub(super) fn points(
                     target_under_test: index,
                     volume: volume.into(),
                     link: link.name.clone(),
+                    initiator: Initiator::Physical,
                     writes: access.read_percent < 100,
                     time: warm_up + duration,
                     measurement: load_with(access, warm_up, duration, move |options| {

@@ -16,7 +16,7 @@ until_true() {
 }
 
 # own_disk NUMBER: prints the device.
-own_disk() { echo "/dev/vd$(echo abcd | cut -c "$1")"; }
+own_disk() { echo "/dev/vd$(echo abcdefghijklmnopqrstuvwxyz | cut -c "$1")"; }
 
 # begin COMMAND...: starts a server's program.
 begin() {

@@ -1,0 +1,127 @@
+//! QEMU's machine protocol (QMP): the commands of this machine for the hypervisor of a guest.
+
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use sarsen_io::time::now;
+use serde_json::{Value, json};
+
+/// Maximum time of a command.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A connection to the hypervisor of a guest.
+#[derive(Debug)]
+pub(super) struct Monitor {
+    connection: BufReader<UnixStream>,
+}
+
+impl Monitor {
+    /// Connects to QEMU's socket.
+    pub(super) fn connect(socket: &Path) -> io::Result<Self> {
+        let mut monitor = Self { connection: BufReader::new(UnixStream::connect(socket)?) };
+        let greeting = monitor.message(now() + LIMIT)?;
+        if greeting.get("QMP").is_none() {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, greeting.to_string()));
+        }
+        monitor.execute("qmp_capabilities", &json!({}))?;
+        Ok(monitor)
+    }
+
+    /// Executes a command.
+    pub(super) fn execute(&mut self, command: &str, arguments: &Value) -> io::Result<()> {
+        self.execute_until(command, arguments, |message| message.get("return").is_some())
+    }
+
+    /// Removes a device, and waits until the guest has released it.
+    pub(super) fn remove_device(&mut self, id: &str) -> io::Result<()> {
+        self.execute_until("device_del", &json!({ "id": id }), |message| {
+            message["event"] == "DEVICE_DELETED" && message["data"]["device"] == id
+        })
+    }
+
+    /// Executes a command and waits for a message.
+    fn execute_until(
+        &mut self,
+        command: &str,
+        arguments: &Value,
+        is_end: impl Fn(&Value) -> bool,
+    ) -> io::Result<()> {
+        let deadline = now() + LIMIT;
+        let request = json!({ "execute": command, "arguments": arguments });
+        self.connection.get_mut().write_all(format!("{request}\n").as_bytes())?;
+        loop {
+            let message = self.message(deadline)?;
+            if let Some(error) = message.get("error") {
+                let reason = error["desc"].as_str().unwrap_or("no reason is given");
+                return Err(io::Error::other(format!("{command}: {reason}")));
+            }
+            if is_end(&message) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Reads a message before the deadline.
+    fn message(&mut self, deadline: Instant) -> io::Result<Value> {
+        let left = deadline.saturating_duration_since(now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.connection.get_ref().set_read_timeout(Some(left))?;
+        let mut line = String::new();
+        match self.connection.read_line(&mut line)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(serde_json::from_str(&line)?),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    /// Connects to a hypervisor that answers the command after the greeting with these lines.
+    fn connected(answer: &str) -> (io::Result<()>, String) {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("monitor");
+        let listener = UnixListener::bind(&socket).unwrap();
+        std::thread::scope(|scope| {
+            let hypervisor = scope.spawn(move || {
+                let (mut connection, _) = listener.accept().unwrap();
+                let mut requests = BufReader::new(connection.try_clone().unwrap());
+                let mut request = String::new();
+                connection.write_all(b"{\"QMP\": {}}\n").unwrap();
+                requests.read_line(&mut request).unwrap();
+                connection.write_all(b"{\"return\": {}}\n").unwrap();
+                request.clear();
+                requests.read_line(&mut request).unwrap();
+                connection.write_all(answer.as_bytes()).unwrap();
+                request
+            });
+            let mut monitor = Monitor::connect(&socket).unwrap();
+            let removed = monitor.remove_device("disk");
+            (removed, hypervisor.join().unwrap())
+        })
+    }
+
+    #[test]
+    fn a_device_is_removed_when_the_guest_has_released_it() {
+        let other = "{\"event\": \"DEVICE_DELETED\", \"data\": {\"device\": \"other\"}}\n";
+        let own = "{\"event\": \"DEVICE_DELETED\", \"data\": {\"device\": \"disk\"}}\n";
+        let (removed, request) = connected(&format!("{{\"return\": {{}}}}\n{other}{own}"));
+        removed.unwrap();
+        assert_eq!(request, "{\"arguments\":{\"id\":\"disk\"},\"execute\":\"device_del\"}\n");
+        let (removed, _) = connected(&format!("{{\"return\": {{}}}}\n{other}"));
+        assert_eq!(removed.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn an_error_is_reported_with_its_command() {
+        let (removed, _) = connected("{\"error\": {\"desc\": \"no such device\"}}\n");
+        assert_eq!(removed.unwrap_err().to_string(), "device_del: no such device");
+    }
+}

@@ -1,0 +1,115 @@
+//! LIO, the target of the Linux kernel, in a guest: this machine's kernel may lack it, and it needs root. It serves the
+//! guest's disks, whose cache is that of the hypervisor.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use super::running::{Running, VolumeEndpoint, on_free_port};
+use super::{Backing, Image, TargetUnderTestError};
+use crate::guest::{Guest, GuestSpec, Recipe};
+use crate::network::Network;
+
+const RECIPE: Recipe =
+    Recipe { name: "lio", packages: &[], modules: &["iscsi_target_mod", "target_core_iblock"] };
+const MEMORY_MIB: u32 = 512;
+/// The address of the guest in QEMU's user network.
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
+const PORT: u16 = 3260;
+const LUN: u16 = 0;
+/// Number of virtio disks with a name of one letter.
+const DISKS_MAX: usize = 26;
+/// Maximum duration of the set-up in the guest. Emulation is slow.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Serves each image as LUN 0 of its own target. `cache` is the folder that keeps what guests boot from.
+pub(super) fn start(
+    network: &Network,
+    images: &[Image],
+    cache: &Path,
+) -> Result<Running, TargetUnderTestError> {
+    if images.len() > DISKS_MAX {
+        let reason = format!("the guest of LIO has at most {DISKS_MAX} disks");
+        return Err(TargetUnderTestError::Unable(reason));
+    }
+    on_free_port(network, |address| start_on(network, images, cache, address))
+}
+
+/// Returns whether LIO supports the image.
+pub(super) fn takes(image: &Image) -> Result<(), TargetUnderTestError> {
+    image.check_unstriped()
+}
+
+fn start_on(
+    network: &Network,
+    images: &[Image],
+    cache: &Path,
+    address: SocketAddr,
+) -> Result<Running, TargetUnderTestError> {
+    let mut running = Running::at_home("lio")?;
+    let files = running.backing_files(images)?;
+    let forward = format!("user,id=network,hostfwd=tcp:{address}-{ADDRESS}:{PORT}");
+    let mut spec = GuestSpec::new(&RECIPE, cache, MEMORY_MIB)
+        .behind(network.target_command_prefix())
+        .storage(ADDRESS)
+        .arguments(&["-netdev", &forward, "-device", "virtio-net-pci,netdev=network,romfile="]);
+    for (number, (image, file)) in images.iter().zip(&files).enumerate() {
+        let [drive, device] = disk(number, image, file);
+        spec = spec.arguments(&["-drive", &drive, "-device", &device]);
+    }
+    let mut guest = Guest::start("lio", &spec)?;
+    guest.wait_for_boot()?;
+    let script = format!(
+        ". /storage\n\
+         ip address add {ADDRESS}/24 dev eth0\n\
+         ip link set eth0 up\n\
+         ip route add default via 10.0.2.2\n\
+         serve_lio {}\n\
+         uname -r\n",
+        images.len()
+    );
+    let version = guest.run(&script, LIMIT)?;
+    running.set_version(format!("Linux {}", version.trim()));
+    for (image, number) in images.iter().zip(1..) {
+        let target = format!("iqn.2026-11.io.sarsen:disk{number}");
+        let unit = VolumeEndpoint::Iscsi { port: address.port(), target, lun: LUN };
+        running.add_unit(&image.name, unit);
+    }
+    running.add_guest(guest);
+    Ok(running)
+}
+
+/// Returns QEMU's drive and device of an image. Files in memory have no cache.
+fn disk(number: usize, image: &Image, file: &Path) -> [String; 2] {
+    let cache = match image.backing {
+        Backing::Memory => "writeback",
+        Backing::File(_) => image.cache_name(),
+    };
+    let block = image.block_bytes;
+    // QEMU separates options by commas.
+    let file = file.display().to_string().replace(',', ",,");
+    [
+        format!("if=none,id=image{number},format=raw,cache={cache},file={file}"),
+        format!(
+            "virtio-blk-pci,drive=image{number},logical_block_size={block},physical_block_size={block}"
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use sarsen_node::stores::CacheMode;
+
+    use super::*;
+
+    #[test]
+    fn a_disk_has_the_cache_of_its_volume() {
+        let file = Backing::File("/a,b.img".into());
+        let mut image = Image { cache: CacheMode::DirectSync, ..Image::new("a", file, 1 << 20) };
+        let [drive, device] = disk(2, &image, Path::new("/a,b.img"));
+        assert_eq!(drive, "if=none,id=image2,format=raw,cache=directsync,file=/a,,b.img");
+        assert!(device.starts_with("virtio-blk-pci,drive=image2,logical_block_size=512"));
+        image.backing = Backing::Memory;
+        assert!(disk(2, &image, Path::new("/a"))[0].contains("cache=writeback"));
+    }
+}
