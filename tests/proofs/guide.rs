@@ -500,6 +500,7 @@ fn lab() -> Result<()> {
     let reader = Reader::new()?
         .replace("sudo ", "")
         .replace("sarsen lab load ", "sarsen lab load --seconds 1 ")
+        .replace("lab files /mnt/share", "lab files . --count 3")
         .replace("run trinkle", &format!("run trinkle {one}"))
         .replace("run novell", "run novell --quick --only size=4K --only link=loopback --only medium=ram --only operation=read --only access=random")
         .replace("iscsi://HOST/TARGET/LUN", &url)

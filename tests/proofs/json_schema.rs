@@ -625,6 +625,9 @@ fn laboratory(shapes: &mut Shapes, folder: &Path) -> Result<()> {
     fs::write(&image, vec![0; 1 << 20])?;
     let load = ["lab", "load", image.as_str(), "--seconds", "0.5", "--warm-up", "0"];
     shapes.ask("`lab load`, `lab replay`", command(&load), 0, 1)?;
+    let share = folder.display().to_string();
+    let files = ["lab", "files", share.as_str(), "--write", "--remove", "--count", "2"];
+    shapes.ask("`lab files`", command(&files), 0, 1)?;
     let requests = folder.join("requests.csv").display().to_string();
     fs::write(&requests, "0.0,R,0,4096\n0.1,W,4096,4096\n")?;
     let replay = ["lab", "replay", requests.as_str(), image.as_str()];

@@ -465,6 +465,13 @@ const EXAMPLES: &[(&str, &[Example])] = &[
         )],
     ),
     (
+        "lab files",
+        &[
+            ("Measure the writing of small files", "sarsen lab files /mnt/share --write"),
+            ("Read them again, and delete them", "sarsen lab files /mnt/share --remove"),
+        ],
+    ),
+    (
         "lab run",
         &[
             ("Repeat a study in its shortest form, a few minutes", "sarsen lab run trinkle"),

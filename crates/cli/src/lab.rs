@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail, ensure};
 use sarsen_lab::access::{self, AccessPattern, NamedPattern};
 use sarsen_lab::distribution::Distribution;
+use sarsen_lab::files::{FileLoad, FileOperation, FileResult};
 use sarsen_lab::load::{self, DirectionResult, Endpoint, LoadError, LoadOptions, LoadResult};
 use sarsen_lab::mix::Mix;
 use sarsen_lab::study;
@@ -34,6 +35,9 @@ pub(crate) enum Verb {
     /// Replay a trace on a target and measure it. Writes overwrite its data; a disk with a file system or the like
     /// needs --destroy.
     Replay(ReplayArguments),
+    /// Read small files in a folder of a mounted file system, or write them (--write), and measure the time of each: to compare
+    /// network file systems with disks over a network.
+    Files(FilesArguments),
     /// Run a study: measure several targets as a published comparison did, and report the figures beside the
     /// published ones.
     Run(run::Arguments),
@@ -164,8 +168,31 @@ pub(crate) struct ReplayArguments {
     json: bool,
 }
 
+#[derive(clap::Args)]
+pub(crate) struct FilesArguments {
+    /// The folder.
+    folder: PathBuf,
+    /// Create or replace the files. Each is durable (fsync) when its time ends. Without this, the files of an earlier
+    /// --write are read; those in the page cache are not read from the network.
+    #[arg(long)]
+    write: bool,
+    /// Delete the files at the end.
+    #[arg(long)]
+    remove: bool,
+    /// Size of a file.
+    #[arg(long, value_name = "SIZE", default_value = "4KiB", value_parser = parse_size)]
+    size: u64,
+    /// Number of files.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    count: u32,
+    /// Print the result as one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
 pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     match verb {
+        Verb::Files(arguments) => run_files(&arguments),
         Verb::Load(arguments) => run_load(&arguments),
         Verb::Replay(arguments) => run_replay(&arguments),
         Verb::Run(arguments) => run::run(&arguments),
@@ -315,6 +342,28 @@ fn print(job: Option<&str>, result: &LoadResult, json: bool) -> anyhow::Result<(
         }
     }
     Ok(())
+}
+
+fn run_files(arguments: &FilesArguments) -> anyhow::Result<()> {
+    let operation = if arguments.write { FileOperation::Write } else { FileOperation::Read };
+    let load = FileLoad {
+        folder: arguments.folder.clone(),
+        bytes: arguments.size,
+        count: arguments.count,
+        operation,
+    };
+    let result = load.run()?;
+    if arguments.remove {
+        load.remove()?;
+    }
+    if arguments.json {
+        return print_line(&serde_json::to_string(&result)?);
+    }
+    let FileResult { files, file_bytes, mean_us, min_us, p50_us, max_us, deviation_us } = result;
+    print_line(&format!(
+        "{files} files of {file_bytes} bytes: mean {mean_us:.0} µs, deviation {deviation_us:.0} µs, min {min_us:.0} µs, p50 \
+         {p50_us:.0} µs, max {max_us:.0} µs"
+    ))
 }
 
 fn outcome(result: &LoadResult) -> anyhow::Result<()> {

@@ -91,7 +91,7 @@ pub enum GuestError {
         /// The end of its console.
         console: String,
     },
-    /// The hypervisor refuses a command.
+    /// The hypervisor refuses a command, or does not answer.
     #[error("the hypervisor of the guest {name}: {source}")]
     Hypervisor {
         /// The guest's name.
@@ -184,7 +184,7 @@ impl GuestSpec {
     }
 
     /// Sets the words before QEMU's command, which executes it in another network namespace.
-    pub fn behind(mut self, prefix: &[String]) -> Self {
+    pub fn in_namespace(mut self, prefix: &[String]) -> Self {
         self.prefix = prefix.into();
         self
     }

@@ -14,6 +14,7 @@ pub mod bonnie;
 pub mod compare;
 pub mod distribution;
 mod disturbances;
+pub mod files;
 pub mod fio;
 pub mod folder;
 pub mod guest;

@@ -249,7 +249,9 @@ fn veth(
 ) -> Result<String, String> {
     let mtu = profile.mtu;
     if profile.has_switch {
-        sides.make_switched(ends, mtu)?;
+        sides.make_switched(ends, mtu).inspect_err(|_| {
+            let _ = sides.remove_veth(ends);
+        })?;
     } else {
         sides.make_veth(ends)?;
     }

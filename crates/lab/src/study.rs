@@ -89,12 +89,28 @@ pub struct Plan {
 impl Plan {
     /// Returns the approximate time of all measurements, without preparations and limits.
     pub fn time(&self) -> Duration {
-        let cells = self.points.iter().map(|point| point.time);
-        let in_guests = self.guest_points().iter().map(|point| point.time);
-        cells.chain(in_guests).sum::<Duration>() * self.repetitions
+        let cells = self.points.iter().map(|point| point.time).sum::<Duration>();
+        cells * self.repetitions + self.time_in_guests()
+    }
+
+    /// Returns the approximate time of the measurements in guests.
+    fn time_in_guests(&self) -> Duration {
+        self.guests.as_ref().map_or(Duration::ZERO, |guests| {
+            guests.points.iter().map(|point| point.time).sum::<Duration>() * guests.repetitions
+        })
+    }
+
+    /// Returns the number of planned measurements of cells.
+    fn measurements(&self) -> usize {
+        let in_guests = self
+            .guests
+            .as_ref()
+            .map_or(0, |guests| guests.cell_count() * guests.repetitions as usize);
+        self.points.len() * self.repetitions as usize + in_guests
     }
 
     /// Returns the labels of all cells.
+    #[cfg(test)]
     fn cells(&self) -> impl Iterator<Item = &Labels> {
         let in_guests = self.guest_points().iter().flat_map(|point| &point.cells);
         self.points.iter().map(|point| &point.labels).chain(in_guests)
@@ -224,6 +240,13 @@ fn load_with(
 /// Returns the report of a study with the threats to the validity of the run.
 pub fn report(study: &dyn Study, run: &Run) -> Report {
     let mut report = study.report(run);
+    if run.targets_under_test.iter().any(|name| *name == TargetUnderTest::Lio.to_string()) {
+        report.summary.push(
+            "lio runs in a guest with an emulated processor, behind the user network of QEMU: its figures and its CPU time are \
+             not comparable with those of the other targets, and no ranking contains it."
+                .into(),
+        );
+    }
     if let Some((sentence, section)) = validity::section(run) {
         report.summary.push(sentence);
         report.sections.push(section);

@@ -15,7 +15,7 @@ const DEVICE: &str = "disk";
 const VIRTIO: &str = "virtio";
 const EMULATED: &str = "emulated";
 
-/// Emulation is slow.
+/// Maximum time until the guest's kernel has a disk or has released it. Emulation is slow.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The form in which a guest has a disk that its hypervisor attaches.
@@ -84,9 +84,13 @@ fn count_slots(monitor: &mut Monitor) -> io::Result<u64> {
         monitor.execute("blockdev-add", &empty_node(&name))?;
         let device =
             json!({ "driver": "virtio-blk-pci", "id": format!("{DEVICE}{count}"), "drive": name });
-        if monitor.execute("device_add", &device).is_err() {
-            monitor.execute("blockdev-del", &json!({ "node-name": name }))?;
-            break;
+        match monitor.execute("device_add", &device) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::Other => {
+                monitor.execute("blockdev-del", &json!({ "node-name": name }))?;
+                break;
+            }
+            Err(error) => return Err(error),
         }
         count += 1;
     }
@@ -122,7 +126,9 @@ fn count_addresses(monitor: &mut Monitor, form: DiskForm) -> io::Result<u64> {
     if is_complete {
         Ok(targets * units)
     } else {
-        Err(io::Error::other("the addresses of the controller have gaps"))
+        Err(io::Error::other(
+            "the targets and units of the controller are not independent powers of two",
+        ))
     }
 }
 
@@ -135,7 +141,7 @@ impl Guest {
             monitor.execute("blockdev-add", &node)?;
             monitor.execute("device_add", &form.device())
         });
-        attached.map_err(self.refused())?;
+        attached.map_err(self.hypervisor_error())?;
         // An emulated controller reports no new disks.
         let script = format!(
             "for host in /sys/class/scsi_host/*/scan; do echo '- - -' >$host; done\n\
@@ -162,16 +168,17 @@ impl Guest {
             monitor.remove_device(DEVICE)?;
             monitor.execute("blockdev-del", &json!({ "node-name": NODE }))
         });
-        detached.map_err(self.refused())
+        detached.map_err(self.hypervisor_error())
     }
 
-    fn refused(&self) -> impl Fn(io::Error) -> GuestError {
+    fn hypervisor_error(&self) -> impl Fn(io::Error) -> GuestError {
         let name = self.name.clone();
         move |source| GuestError::Hypervisor { name: name.clone(), source }
     }
 
-    /// Returns how many disks of this form the hypervisor attaches to the guest: it attaches them until it refuses one.
-    /// Of a controller whose disks have addresses, only the last address and those after it are tried.
+    /// Returns how many disks of this form the guest can have: the hypervisor attaches them until it refuses one. For a form
+    /// whose disks share a controller, it is the number of addresses: powers of two of targets and of units are tried, the
+    /// last address, and the first ones after it.
     pub fn count_disks(&self, form: DiskForm) -> Result<u64, GuestError> {
         let count = match form {
             DiskForm::VirtioBlk => self.monitor().and_then(|mut monitor| count_slots(&mut monitor)),
@@ -179,7 +186,7 @@ impl Guest {
                 self.monitor().and_then(|mut monitor| count_addresses(&mut monitor, form))
             }
         };
-        count.map_err(self.refused())
+        count.map_err(self.hypervisor_error())
     }
 
     /// Connects to the hypervisor, which has one connection at a time.

@@ -31,36 +31,39 @@ impl Monitor {
 
     /// Executes a command.
     pub(super) fn execute(&mut self, command: &str, arguments: &Value) -> io::Result<()> {
-        self.execute_until(command, arguments, |message| message.get("return").is_some())
+        self.execute_with_event(command, arguments, None)
     }
 
     /// Removes a device, and waits until the guest has released it.
     pub(super) fn remove_device(&mut self, id: &str) -> io::Result<()> {
-        self.execute_until("device_del", &json!({ "id": id }), |message| {
+        let is_deleted = |message: &Value| {
             message["event"] == "DEVICE_DELETED" && message["data"]["device"] == id
-        })
+        };
+        self.execute_with_event("device_del", &json!({ "id": id }), Some(&is_deleted))
     }
 
-    /// Executes a command and waits for a message.
-    fn execute_until(
+    /// Executes a command and waits for its answer and, if it has one, for the event that shows its end. They come in either
+    /// order.
+    fn execute_with_event(
         &mut self,
         command: &str,
         arguments: &Value,
-        is_end: impl Fn(&Value) -> bool,
+        event: Option<&dyn Fn(&Value) -> bool>,
     ) -> io::Result<()> {
         let deadline = now() + LIMIT;
         let request = json!({ "execute": command, "arguments": arguments });
         self.connection.get_mut().write_all(format!("{request}\n").as_bytes())?;
-        loop {
+        let (mut is_answered, mut is_over) = (false, event.is_none());
+        while !(is_answered && is_over) {
             let message = self.message(deadline)?;
             if let Some(error) = message.get("error") {
                 let reason = error["desc"].as_str().unwrap_or("no reason is given");
                 return Err(io::Error::other(format!("{command}: {reason}")));
             }
-            if is_end(&message) {
-                return Ok(());
-            }
+            is_answered |= message.get("return").is_some();
+            is_over |= event.is_some_and(|event| event(&message));
         }
+        Ok(())
     }
 
     /// Reads a message before the deadline.
@@ -71,9 +74,13 @@ impl Monitor {
         }
         self.connection.get_ref().set_read_timeout(Some(left))?;
         let mut line = String::new();
-        match self.connection.read_line(&mut line)? {
-            0 => Err(io::ErrorKind::UnexpectedEof.into()),
-            _ => Ok(serde_json::from_str(&line)?),
+        match self.connection.read_line(&mut line) {
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) => Ok(serde_json::from_str(&line)?),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                Err(io::ErrorKind::TimedOut.into())
+            }
+            Err(error) => Err(error),
         }
     }
 }
@@ -115,6 +122,8 @@ mod tests {
         let (removed, request) = connected(&format!("{{\"return\": {{}}}}\n{other}{own}"));
         removed.unwrap();
         assert_eq!(request, "{\"arguments\":{\"id\":\"disk\"},\"execute\":\"device_del\"}\n");
+        let (removed, _) = connected(&format!("{own}{{\"return\": {{}}}}\n"));
+        removed.unwrap();
         let (removed, _) = connected(&format!("{{\"return\": {{}}}}\n{other}"));
         assert_eq!(removed.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }

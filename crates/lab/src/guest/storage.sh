@@ -42,9 +42,12 @@ is_mounted() { grep -q " $1 " /proc/mounts; }
 
 numbers() { seq 1 "$1"; }
 
+# make_file_system DEVICE: the kernel completes nothing of it in the background, which would disturb measurements.
+make_file_system() { mkfs.ext4 -q -F -N 8192 -E nodiscard,lazy_itable_init=0 "$1"; }
+
 # fresh_file_system DEVICE: makes one and mounts it at /mnt.
 fresh_file_system() {
-    mkfs.ext4 -q -F -E nodiscard "$1"
+    make_file_system "$1"
     mount "$1" /mnt
 }
 
@@ -150,7 +153,7 @@ serve_nfs() {
     pidof rpcbind >/dev/null || rpcbind -w
     for number in $(numbers "$1"); do
         mkdir -p "/srv/$number"
-        mkfs.ext4 -q -F -E nodiscard "$(own_disk "$number")"
+        make_file_system "$(own_disk "$number")"
         mount "$(own_disk "$number")" "/srv/$number"
         exportfs -o "rw,sync,no_root_squash,no_subtree_check,insecure,fsid=$number" "*:/srv/$number"
     done
@@ -206,6 +209,14 @@ end_drbd() {
     drbdadm down all
     rm /etc/drbd.d/*.res
 }
+
+# requests_PROTOCOL: prints how many requests this client has sent to the server.
+requests_iscsi() {
+    find_disk
+    # Completed reads, writes, discards and flushes (Documentation/admin-guide/iostats.rst).
+    awk '{ print $1 + $5 + $12 + $16 }' "/sys/block/${disk##*/}/stat"
+}
+requests_nfs() { awk '$1 == "rpc" { print $2 }' /proc/net/rpc/nfs; }
 
 # with_memory MIB COMMAND...: runs the command with about so much memory for itself and its files' pages. The kernel reclaims what is
 # above it, and kills nothing.

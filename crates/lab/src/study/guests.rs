@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::disturbances::Disturbances;
-use crate::guest::{self, Group, GuestError, GuestSpec, Recipe, SERVER};
+use crate::guest::{self, Group, Guest, GuestError, GuestSpec, Recipe, SERVER};
 use crate::record::{Labels, Outcome};
 use crate::target_under_test::{TargetUnderTestError, sarsen};
 
@@ -37,6 +37,8 @@ const RECIPE: Recipe = Recipe {
         "target_core_iblock",
     ],
 };
+/// Maximum duration of the set-up of storage, and of its end. Emulation is slow.
+const STORAGE_LIMIT: Duration = Duration::from_secs(120);
 /// The files of a guest are in its memory, and may use half of it.
 const MEMORY_MIB: u32 = 768;
 
@@ -49,9 +51,16 @@ pub struct GuestPlan {
     pub commands: Vec<String>,
     /// The measurements, in their order within a repetition.
     pub points: Vec<GuestPoint>,
+    /// Number of measurements of each cell, at most that of the plan.
+    pub repetitions: u32,
 }
 
 impl GuestPlan {
+    /// Returns the number of cells.
+    pub(super) fn cell_count(&self) -> usize {
+        self.points.iter().map(|point| point.cells.len()).sum()
+    }
+
     /// Returns the number of clients that the measurements need.
     fn clients(&self) -> usize {
         self.points.iter().map(|point| point.clients).max().unwrap_or_default()
@@ -75,6 +84,68 @@ pub struct GuestPoint {
 /// Returns the outcomes of the cells. It blocks the calling thread until it ends.
 pub type GuestMeasurement =
     Box<dyn Fn(&Group) -> Result<Vec<(Labels, Outcome)>, GuestError> + Send + Sync>;
+
+/// Storage that the server offers to clients, or that they have themselves: functions of `guest/storage.sh`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Storage {
+    /// The function that begins to serve disks for a number of clients; none if nothing is served.
+    pub(super) serve: &'static str,
+    /// The function that mounts the file system of the client of a number.
+    pub(super) mount: &'static str,
+    /// The function that ends it on a client, after the file system is unmounted.
+    pub(super) detach: &'static str,
+    /// The function that ends it on the server.
+    pub(super) end: &'static str,
+}
+
+impl Storage {
+    pub(super) const LOCAL: Self = Self { serve: "", mount: "mount_local", detach: "", end: "" };
+    /// iSCSI by this program.
+    pub(super) const ISCSI: Self =
+        Self { serve: "serve_sarsen", mount: "mount_iscsi", detach: "detach_iscsi", end: "end" };
+    pub(super) const NFS: Self =
+        Self { serve: "serve_nfs", mount: "mount_nfs", detach: "", end: "end_nfs" };
+
+    /// Executes a script for the client of each number, from 1, on all of them at once, with the storage at `/mnt`. Without
+    /// clients, the server executes the script of the first one. Returns their outputs.
+    pub(super) fn with_each(
+        &self,
+        group: &Group,
+        clients: usize,
+        limit: Duration,
+        script: impl Fn(usize) -> String,
+    ) -> Result<Vec<String>, GuestError> {
+        let users = match clients {
+            0 => std::slice::from_ref(group.server()),
+            count => &group.clients()[..count],
+        };
+        if !self.serve.is_empty() {
+            let serve = with_storage(&format!("{} {clients}", self.serve));
+            group.server().run(&serve, STORAGE_LIMIT)?;
+        }
+        all(users, STORAGE_LIMIT, |number| format!("{} {number}", self.mount))?;
+        let said = all(users, limit, script)?;
+        all(users, STORAGE_LIMIT, |_| format!("umount /mnt\n{}", self.detach))?;
+        group.server().run(&with_storage(self.end), STORAGE_LIMIT)?;
+        Ok(said)
+    }
+}
+
+/// Runs a script in several guests at once: that of the guest of a number, from 1. Returns their outputs.
+fn all(
+    guests: &[Guest],
+    limit: Duration,
+    script: impl Fn(usize) -> String,
+) -> Result<Vec<String>, GuestError> {
+    for (guest, number) in guests.iter().zip(1..) {
+        guest.begin(&with_storage(&script(number)))?;
+    }
+    guests.iter().map(|guest| guest.end(limit)).collect()
+}
+
+fn with_storage(script: &str) -> String {
+    format!(". /storage\n{script}\n")
+}
 
 /// The guests of a run.
 #[derive(Debug)]
@@ -123,13 +194,19 @@ impl<'a> Guests<'a> {
         }
     }
 
+    /// Ends the guests until the next measurement.
+    pub(super) fn end(&mut self) {
+        self.booted = None;
+    }
+
     fn boot(&self) -> Result<Group, TargetUnderTestError> {
         let program = sarsen::own_program()?;
         let start = || {
             let small = guest::small_program(&program, self.folder)?;
-            let client = GuestSpec::new(&RECIPE, self.cache, MEMORY_MIB).storage(SERVER);
-            let server = client.clone().file("sarsen", &small);
-            Group::start(&server, &client, self.plan.clients(), self.plan.disk_bytes, self.folder)
+            let guest = GuestSpec::new(&RECIPE, self.cache, MEMORY_MIB)
+                .storage(SERVER)
+                .file("sarsen", &small);
+            Group::start(&guest, &guest, self.plan.clients(), self.plan.disk_bytes, self.folder)
         };
         Ok(start()?)
     }
@@ -139,10 +216,12 @@ impl fmt::Display for GuestPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "a server and {} clients: virtual machines with one emulated processor, {MEMORY_MIB} MiB of memory and four \
-             disks of {} bytes each; bridge of the server, MTU 1500",
+            "a server and its clients ({}): virtual machines with one emulated processor, {MEMORY_MIB} MiB of memory and four \
+             disks of {} bytes each; bridge of the server, MTU 1500; cells: {} of {} repetitions each",
             self.clients(),
-            self.disk_bytes
+            self.disk_bytes,
+            self.cell_count(),
+            self.repetitions
         )
     }
 }

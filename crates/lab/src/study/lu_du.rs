@@ -3,13 +3,14 @@
 //!
 //! The study compared a SAN, a gigabit LAN and a campus network of 100 Mbit/s. Here the medium without any network
 //! replaces the SAN, the loopback interface replaces the LAN, and a link of that rate replaces the campus network. A
-//! WAN is an addition to the study. The cost of file access over iSCSI, NFS and SMB is shown as published.
+//! WAN is an addition to the study. Files over iSCSI and NFS are measured in guests; those over SMB are shown as published.
 //!
 //! Each block test of the study took five minutes, with random addresses on the whole disk. Its heavy load used six disks
 //! at random; here it uses one volume. The sizes of the requests of its trace are not published: their mean follows from
 //! the published throughput, response time and number of threads.
 
 mod factors;
+mod files;
 mod report;
 mod setup;
 #[cfg(test)]
@@ -113,6 +114,7 @@ impl Study for LuDu {
             points.extend(points_on(way, &present, choices.scale));
         }
         let own = targets_under_test.iter().position(|one| *one == TargetUnderTest::Sarsen);
+        let guests = own.map(|_| files::plan(choices.scale));
         points
             .extend(own.into_iter().flat_map(|own| factors::points(own, sessions(choices.scale))));
         Plan {
@@ -131,7 +133,7 @@ impl Study for LuDu {
             targets_under_test,
             limits: true,
             points,
-            guests: None,
+            guests,
             repetitions: REPETITIONS,
         }
     }

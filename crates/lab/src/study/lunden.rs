@@ -72,6 +72,10 @@ impl Study for Lunden {
 
     fn plan(&self, choices: &Choices) -> Plan {
         let size = setups::Size::of(choices.scale);
+        let repetitions = match choices.scale {
+            Scale::Quick => QUICK_GUEST_REPETITIONS,
+            Scale::Full => REPETITIONS,
+        };
         Plan {
             guests: Some(GuestPlan {
                 disk_bytes: match choices.scale {
@@ -84,11 +88,9 @@ impl Study for Lunden {
                     .filter(|setup| choices.scale == Scale::Full || !setup.only_full)
                     .map(|setup| setups::point(setup, size))
                     .collect(),
+                repetitions,
             }),
-            repetitions: match choices.scale {
-                Scale::Quick => QUICK_GUEST_REPETITIONS,
-                Scale::Full => REPETITIONS,
-            },
+            repetitions,
             ..Plan::default()
         }
     }

@@ -177,7 +177,9 @@ pub fn run(
                 keep(watcher, &point.labels, repetition, outcome)?;
             }
         }
-        if let (Some(guests), Some(plan)) = (&mut guests, &plan.guests) {
+        if let (Some(guests), Some(plan)) = (&mut guests, &plan.guests)
+            && repetition <= plan.repetitions
+        {
             for point in &plan.points {
                 let is_made = |cell: &Labels| made.contains(&(cell.clone(), repetition));
                 if !point.cells.iter().all(is_made) {
@@ -187,6 +189,11 @@ pub fn run(
                     }
                 }
             }
+        }
+        // Idle machines would be a load for the cells of the next repetition.
+        machines.end();
+        if let Some(guests) = guests.as_mut().filter(|_| !plan.points.is_empty()) {
+            guests.end();
         }
     }
     measure_limits(watcher, plan.repetitions + 1)?;
@@ -248,7 +255,7 @@ fn measurements(plan: &Plan) -> usize {
     let media = [Medium::Ram, Medium::Disk];
     let used = media.iter().filter(|medium| plan.volumes.iter().any(|v| v.medium == **medium));
     let limits = if plan.limits { plan.links.len() + used.count() } else { 0 };
-    limits * (plan.repetitions as usize + 1) + plan.cells().count() * plan.repetitions as usize
+    limits * (plan.repetitions as usize + 1) + plan.measurements()
 }
 
 /// The cells that were measured earlier, with their repetitions.
@@ -293,12 +300,14 @@ fn facts(plan: &Plan, settings: &Settings) -> BTreeMap<String, String> {
         format!("{name}: {bytes} bytes, {medium:?}, {cache:?}{stripes}")
     });
     let links: Vec<_> = plan.links.iter().map(|link| link.name.as_str()).collect();
-    let cells = format!("{} of {} repetitions each", plan.cells().count(), plan.repetitions);
+    let cells = format!("{} of {} repetitions each", plan.points.len(), plan.repetitions);
     let mut facts = BTreeMap::from([
         ("volumes", volumes.collect::<Vec<_>>().join("; ")),
         ("links", links.join(", ")),
-        ("cells", cells),
     ]);
+    if !plan.points.is_empty() {
+        facts.insert("cells", cells);
+    }
     if let Some(guests) = &plan.guests {
         facts.insert("guests", guests.to_string());
     }
@@ -451,7 +460,7 @@ impl RunContext<'_> {
         let may_write = self.may_write(point.target_under_test);
         let virtual_initiator = match point.initiator {
             Initiator::Physical => None,
-            Initiator::Virtual(form) => Some((machines.booted()?, form)),
+            Initiator::Virtual(form) => Some((machines.booted(&endpoint, form)?, form)),
         };
         let subject =
             Subject { endpoint, running, link, volume, seed, may_write, virtual_initiator };

@@ -28,6 +28,8 @@ use crate::target_under_test::{Medium, TargetUnderTest, VolumeSpec};
 const TARGET: &str = "target";
 const MTU: &str = "mtu";
 const TEST: &str = "test";
+/// The dimension of the access specification in cells of other tests.
+const SPECIFICATION: &str = "specification";
 
 /// MTUs of the links, which are also their labels.
 const MTUS: [u32; 2] = [1500, 9000];
@@ -122,7 +124,7 @@ impl Study for Trinkle {
         // A quick run has no time for links of their own.
         if choices.links && choices.scale == Scale::Full {
             points.extend(frame_sizes::points(&targets_under_test, VOLUME, times));
-            links.extend(frame_sizes::more_links(&links));
+            links.extend(frame_sizes::links());
         }
         volumes.retain(|volume| points.iter().any(|point| point.volume == volume.name));
         Plan {
@@ -235,9 +237,12 @@ fn leaders(run: &Run) -> Vec<Leader<'_>> {
     for mtu in run.values(MTU) {
         for test in tests() {
             let figures = |target| run.figures(&labels(target, mtu, test), metric(test).0);
+            // Its processor is emulated.
+            let lio = TargetUnderTest::Lio.to_string();
             let mut ranked: Vec<_> = run
                 .values(TARGET)
                 .into_iter()
+                .filter(|target| *target != lio)
                 .filter_map(|target| {
                     let values = figures(target);
                     Summary::of(&values).map(|summary| (target, summary.mean, values))

@@ -27,8 +27,11 @@ pub(super) const DISKS: &str = "disks";
 /// Emulation is slow, and slower under other load.
 const LIMIT: Duration = Duration::from_secs(120);
 
+/// What QEMU says about an initiator that is not installed.
+const NO_DRIVER: &str = "Unknown driver";
+
 /// What a report says about the machine.
-pub(super) const ABOUT: &str = "a virtual machine with one emulated processor, whose hypervisor (QEMU with libiscsi) attaches the volume";
+pub(super) const ABOUT: &str = "a virtual machine with one emulated processor, whose hypervisor (QEMU) attaches the volume with its own initiator";
 
 /// The virtual machine of a run, which is booted when it is needed.
 #[derive(Debug)]
@@ -48,8 +51,14 @@ impl<'a> VirtualInitiators<'a> {
         Self { network, cache, folder, booted: None, refused: None }
     }
 
-    /// Returns the machine, and boots it if it does not run. It ends with the calling thread at the latest.
-    pub(super) fn booted(&mut self) -> Result<&VirtualInitiator, TargetUnderTestError> {
+    /// Returns the machine for a disk of this form, and boots it if it does not run. It ends with the calling thread at the
+    /// latest.
+    pub(super) fn booted(
+        &mut self,
+        endpoint: &Endpoint,
+        form: DiskForm,
+    ) -> Result<&VirtualInitiator, TargetUnderTestError> {
+        node(endpoint, form).map_err(TargetUnderTestError::Unable)?;
         if let Some(reason) = &self.refused {
             return Err(reason.clone());
         }
@@ -68,7 +77,7 @@ impl<'a> VirtualInitiators<'a> {
     fn boot(&self) -> Result<VirtualInitiator, TargetUnderTestError> {
         let program = guest::small_program(&sarsen::own_program()?, self.folder)?;
         let spec = GuestSpec::new(&RECIPE, self.cache, MEMORY_MIB)
-            .behind(self.network.initiator_command_prefix())
+            .in_namespace(self.network.initiator_command_prefix())
             .with_controllers()
             .file("sarsen", &program);
         let mut guest = Guest::start("initiator", &spec)?;
@@ -84,7 +93,7 @@ pub struct VirtualInitiator(Guest);
 impl VirtualInitiator {
     /// Runs a load on its endpoint, which the hypervisor attaches as a disk of this form.
     pub(super) fn put(&self, options: &LoadOptions, form: DiskForm) -> Outcome {
-        let node = match node(&options.endpoint) {
+        let node = match node(&options.endpoint, form) {
             Ok(node) => node,
             Err(reason) => return Outcome::NotMeasured(reason),
         };
@@ -95,6 +104,9 @@ impl VirtualInitiator {
         });
         match result.map_err(|error| error.to_string()).and_then(|output| read(&output)) {
             Ok(result) => outcome(Ok(result)),
+            Err(reason) if reason.contains(NO_DRIVER) => Outcome::NotMeasured(format!(
+                "{reason}; install it with `apt-get install qemu-block-extra`"
+            )),
             Err(reason) => Outcome::Failed(reason),
         }
     }
@@ -113,7 +125,10 @@ impl VirtualInitiator {
 
 /// Returns the description of an endpoint for QEMU's `blockdev-add`, or why it cannot be a disk of a virtual machine. The
 /// page cache of this machine is not used.
-fn node(endpoint: &Endpoint) -> Result<Value, String> {
+fn node(endpoint: &Endpoint, form: DiskForm) -> Result<Value, String> {
+    if form == DiskForm::PassThrough && !matches!(endpoint, Endpoint::Iscsi(_)) {
+        return Err("only a unit of an iSCSI target is passed through".into());
+    }
     let mut node = match endpoint {
         Endpoint::Iscsi(url) => iscsi(url)?,
         Endpoint::Nbd(url) => {
@@ -195,29 +210,33 @@ mod tests {
     use crate::access::AccessPattern;
     use crate::fio;
 
+    const SCSI: DiskForm = DiskForm::VirtioScsi;
+
     fn endpoint(text: &str) -> Endpoint {
         text.parse().unwrap()
     }
 
     #[test]
     fn the_hypervisor_gets_the_place_of_a_volume() {
-        let unit = node(&endpoint("iscsi://192.0.2.1:3261/iqn.2026-11.x:a/1")).unwrap();
+        let unit = node(&endpoint("iscsi://192.0.2.1:3261/iqn.2026-11.x:a/1"), SCSI).unwrap();
         let of = |name: &str| unit[name].to_string();
         assert_eq!(
             [of("portal"), of("target"), of("lun")],
             ["\"192.0.2.1:3261\"".to_owned(), "\"iqn.2026-11.x:a\"".into(), "1".into()]
         );
-        let export = node(&endpoint("nbd://192.0.2.1:10809/a")).unwrap();
+        let export = node(&endpoint("nbd://192.0.2.1:10809/a"), SCSI).unwrap();
         assert_eq!(export["server"]["port"], "10809");
-        assert_eq!(node(&endpoint("/dev/vdb")).unwrap()["filename"], "/dev/vdb");
+        assert_eq!(node(&endpoint("/dev/vdb"), SCSI).unwrap()["filename"], "/dev/vdb");
     }
 
     #[test]
     fn what_the_hypervisor_cannot_attach_is_refused_with_the_reason() {
-        let account = node(&endpoint("iscsi://ada%secret@192.0.2.1/iqn.2026-11.x:a/1"));
+        let account = node(&endpoint("iscsi://ada%secret@192.0.2.1/iqn.2026-11.x:a/1"), SCSI);
         assert!(account.unwrap_err().contains("no secrets"));
+        let passed = node(&endpoint("nbd://192.0.2.1:10809/a"), DiskForm::PassThrough);
+        assert!(passed.unwrap_err().contains("iSCSI"));
         let memory = crate::load::OpenStore::ram(512).unwrap();
-        assert!(node(&Endpoint::Memory(memory)).unwrap_err().contains("memory"));
+        assert!(node(&Endpoint::Memory(memory), SCSI).unwrap_err().contains("memory"));
     }
 
     #[test]

@@ -29,7 +29,8 @@ pub(super) fn start(
     cache: &Path,
 ) -> Result<Running, TargetUnderTestError> {
     if images.len() > DISKS_MAX {
-        let reason = format!("the guest of LIO has at most {DISKS_MAX} disks");
+        let reason =
+            format!("{} volumes are too many for lio: use at most {DISKS_MAX}", images.len());
         return Err(TargetUnderTestError::Unable(reason));
     }
     on_free_port(network, |address| start_on(network, images, cache, address))
@@ -50,7 +51,7 @@ fn start_on(
     let files = running.backing_files(images)?;
     let forward = format!("user,id=network,hostfwd=tcp:{address}-{ADDRESS}:{PORT}");
     let mut spec = GuestSpec::new(&RECIPE, cache, MEMORY_MIB)
-        .behind(network.target_command_prefix())
+        .in_namespace(network.target_command_prefix())
         .storage(ADDRESS)
         .arguments(&["-netdev", &forward, "-device", "virtio-net-pci,netdev=network,romfile="]);
     for (number, (image, file)) in images.iter().zip(&files).enumerate() {
@@ -79,7 +80,7 @@ fn start_on(
     Ok(running)
 }
 
-/// Returns QEMU's drive and device of an image. Files in memory have no cache.
+/// Returns QEMU's drive and device of an image. A file in memory uses the page cache: tmpfs has no O_DIRECT.
 fn disk(number: usize, image: &Image, file: &Path) -> [String; 2] {
     let cache = match image.backing {
         Backing::Memory => "writeback",

@@ -9,6 +9,7 @@ use crate::published::aravindan::{
 use crate::record::{Labels, Run, figure};
 use crate::report::{Bars, Block, Cell, Report, Section, Table};
 use crate::statistics::Summary;
+use crate::target_under_test::TargetUnderTest;
 
 /// The name of the medium without iSCSI, which has no target process to measure.
 const DIRECT: &str = "direct";
@@ -229,6 +230,8 @@ fn for_measuring(run: &Run) -> Section {
 
 /// Returns the section with the study's order of targets next to the order of this run.
 fn order(run: &Run) -> Section {
+    // Its processor is emulated.
+    let lio = TargetUnderTest::Lio.to_string();
     let mut rows = Vec::new();
     for (load, _) in LOADS {
         let figure = metric(load).0;
@@ -236,7 +239,7 @@ fn order(run: &Run) -> Section {
             for mode in MODES {
                 let mut means: Vec<_> = targets(run)
                     .into_iter()
-                    .filter(|target| *target != DIRECT)
+                    .filter(|target| *target != DIRECT && *target != lio)
                     .filter_map(|target| {
                         let labels = labels(target, mode.name, load, operation);
                         Some((target, mean(run, &labels, figure)?))
@@ -264,7 +267,7 @@ fn order(run: &Run) -> Section {
         "In the study, {} were fastest in this order, for writes and for reads and writes of two \
          parallel jobs. For reads alone it found {FASTEST_READS} ahead of the other two, and supposed its cache \
          as the cause. STGT is the package tgt of Debian; the others are \
-         in the kernel. The study also found virtio-blk slightly faster than virtio-scsi, and two \
+         in the kernel. The study also found two \
          active paths faster than an active and a passive path, teamed network cards and several \
          connections in one session.",
         ORDER.join(", ")

@@ -4,6 +4,7 @@
 use std::fs;
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt as _;
+use std::time::Duration;
 
 use sarsen_initiator::phases::{Phase, Phases};
 use sarsen_initiator::{Chap, SessionOptions, Url};
@@ -17,11 +18,15 @@ use crate::load::Endpoint;
 use crate::network::{LinkProfile, Network};
 use crate::record::{Labels, Run};
 use crate::report::{Block, Section, Table};
+use crate::statistics::Summary;
 use crate::target_under_test::{Running, sarsen};
 
 /// The value of [`PART`] of all cells here.
 const NAME: &str = "set-up factors";
 const FACTOR: &str = "factor";
+
+/// Approximate time of a session.
+const SESSION_TIME: Duration = Duration::from_millis(3);
 
 const USER: &str = "ada";
 const SECRET: &str = "twelve-or-more";
@@ -145,7 +150,7 @@ fn labels(session: &TimedSession, factor: Factor) -> Labels {
         .with(SESSION, session.name)
         .with(FACTOR, factor.name())
         .with(TARGET, "sarsen")
-        .with(NETWORK, "LAN")
+        .with(NETWORK, "loopback")
 }
 
 /// Returns the cells. The subject of a point, which has to be one of the plan, is not used.
@@ -163,7 +168,7 @@ pub(super) fn points(target_under_test: usize, count: u32) -> Vec<Point> {
                 link: LinkProfile::loopback().name,
                 initiator: Initiator::Physical,
                 writes: false,
-                time: std::time::Duration::from_millis(200),
+                time: SESSION_TIME * count * factor.targets() as u32,
                 measurement,
             }
         })
@@ -179,7 +184,8 @@ pub(super) fn section(run: &Run) -> Section {
         }
         let mut columns = vec!["Factor".to_owned()];
         columns.extend(session.steps.iter().map(|step| format!("{}, ms", step.name)));
-        columns.push("whole against none".into());
+        columns.push("whole, for each session, ms".into());
+        columns.push("whole, change from no factor".into());
         let rows =
             Factor::ALL.map(|factor| {
                 let labels = |factor| labels(session, factor);
@@ -191,7 +197,13 @@ pub(super) fn section(run: &Run) -> Section {
                     let figure = session.steps.last().map(|step| step.figure("mean"));
                     figure.map_or_else(Vec::new, |figure| run.figures(&labels(factor), &figure))
                 };
-                row.push(layout::change(&whole(Factor::Nothing), &whole(factor)));
+                let sessions = if session.is_discovery() { 1 } else { factor.targets() };
+                let for_each = Summary::of(&whole(factor)).map(|s| s.mean / sessions as f64);
+                row.push(layout::number(for_each, 3));
+                row.push(match factor {
+                    Factor::Nothing => layout::text("the base"),
+                    _ => layout::change(&whole(Factor::Nothing), &whole(factor)),
+                });
                 row
             });
         blocks.push(Block::Table(Table {
@@ -206,18 +218,16 @@ pub(super) fn section(run: &Run) -> Section {
             0,
             Block::Text(format!(
                 "The study supposed that authentication and more targets lengthen the set-up, and did not measure them. \
-                 Digests are header and data digests. With {TARGETS} targets, a normal session stands for a session with \
-                 each of them, one after the other."
+                 Digests are header and data digests. The server is on the loopback, without the links of the other cells. \
+                 The row of {TARGETS} targets adds up a normal session with each of them, one after the other."
             )),
         );
     }
-    Section { heading: "What lengthens the set-up".into(), blocks }
+    Section { heading: "Factors of the set-up".into(), blocks }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

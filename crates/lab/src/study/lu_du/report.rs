@@ -3,7 +3,7 @@
 use super::super::layout;
 use super::{
     HEAVY, HEAVY_DEPTH, HEAVY_SIZES, LIGHT, LIGHT_SIZES, MIXES, NETWORK, NO_NETWORK, OPERATIONS,
-    PART, SET_UP, TARGET, TRACE, factors, heavy, light, requests, setup,
+    PART, SET_UP, TARGET, TRACE, factors, files, heavy, light, requests, setup,
 };
 use crate::published::{self, LU_DU_TRACE};
 use crate::record::{Labels, Outcome, Run, figure};
@@ -14,13 +14,6 @@ use crate::statistics::Summary;
 
 /// The study's networks, in its order.
 const THEIRS: [&str; 3] = ["SAN", "GigE LAN iSCSI", "Campus LAN iSCSI"];
-/// The protocols that the study's tables of files compare.
-const FILES: [(&str, [&str; 2]); 2] = [
-    ("Table 4 file access Windows NTFS", ["iSCSI", "SMB"]),
-    ("Table 5 file access Linux ext2", ["iSCSI", "NFS"]),
-];
-const FILE_SIZES: [u32; 5] = [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10];
-
 const MS: f64 = 1e-3;
 
 /// The statistic of the repetitions that is shown.
@@ -41,7 +34,7 @@ pub(super) fn report(run: &Run) -> Report {
     ];
     sections.retain(|section| !section.blocks.is_empty());
     sections.extend(layout::limits(run));
-    sections.push(files());
+    sections.push(files::section(run));
     Report {
         title: "The cost of a network: set-up, light and heavy loads, a database trace".into(),
         summary: summary(run),
@@ -359,15 +352,19 @@ fn bottlenecks(run: &Run) -> Block {
     let mut columns = vec!["Target, network".to_owned()];
     for bytes in HEAVY_SIZES {
         let size = layout::size_name(bytes);
-        columns.extend([format!("closest limit of {size}"), format!("{size}, % of it")]);
+        columns.extend([
+            format!("{size} reads, closest limit"),
+            format!("{size} reads, % of that limit"),
+        ]);
     }
     let rows = subjects(run, HEAVY).into_iter().map(|(name, labels)| {
         let mut row = vec![layout::text(name)];
         for bytes in HEAVY_SIZES {
-            let (limit, share) = match closest_limit(run, &heavy(labels.clone(), MIXES[0], bytes)) {
-                Some((limit, share)) => (layout::text(limit), Some(100.0 * share)),
-                None => (Cell::Empty, None),
-            };
+            let (limit, share) =
+                match closest_limit(run, &heavy(labels.clone(), MIXES[0], bytes), bytes) {
+                    Some((limit, share)) => (layout::text(limit), Some(100.0 * share)),
+                    None => (Cell::Empty, None),
+                };
             row.extend([limit, layout::number(share, 0)]);
         }
         row
@@ -378,7 +375,7 @@ fn bottlenecks(run: &Run) -> Block {
         rows: rows.collect(),
         notes: vec![
             "Limits are those of the link and the medium without a target. If a load stays far below all of them, the \
-             processors limit it. In the study, the disks limited I/Os of 4K, and the campus network limited those of 64K, \
+             processors, the target or the round trip limit it. In the study, the disks limited I/Os of 4K, and the campus network limited those of 64K, \
              at 65 % of its 100 Mbit/s."
                 .into(),
         ],
@@ -387,11 +384,11 @@ fn bottlenecks(run: &Run) -> Block {
 }
 
 /// Returns the limit to which a cell of reads comes closest, and its share of it.
-fn closest_limit(run: &Run, labels: &Labels) -> Option<(String, f64)> {
+fn closest_limit(run: &Run, labels: &Labels, bytes: u32) -> Option<(String, f64)> {
     const LIMITS: [(&str, &str, &str); 3] = [
-        (figure::MB_PER_S, figure::LINK_FROM_TARGET_MB_PER_S, "rate"),
-        (figure::MB_PER_S, figure::MEDIUM_READ_MB_PER_S, "rate"),
-        (figure::IOPS, figure::MEDIUM_RANDOM_READ_IOPS_32, "random I/Os"),
+        (figure::MB_PER_S, figure::LINK_FROM_TARGET_MB_PER_S, "throughput"),
+        (figure::MB_PER_S, figure::MEDIUM_READ_MB_PER_S, "throughput"),
+        (figure::IOPS, figure::MEDIUM_RANDOM_READ_IOPS_32, "IOPS of 4K"),
     ];
     let cell = run.cells(labels).find_map(|sample| match &sample.outcome {
         Outcome::Measured(measures) => Some(measures),
@@ -399,7 +396,9 @@ fn closest_limit(run: &Run, labels: &Labels) -> Option<(String, f64)> {
     })?;
     let mean = |figure| Summary::of(&run.figures(labels, figure)).map(|summary| summary.mean);
     let shares = cell.limits.iter().flat_map(|of| {
-        LIMITS.iter().filter_map(move |(own, limit, what)| {
+        // The last limit is that of I/Os of 4K.
+        let count = if bytes == 4 << 10 { LIMITS.len() } else { LIMITS.len() - 1 };
+        LIMITS[..count].iter().filter_map(move |(own, limit, what)| {
             let share = mean(own)? / run.limit(of, limit)?;
             let kind = of.value("limit")?;
             Some((format!("{kind} {}, {what}", of.value(kind)?), share))
@@ -469,43 +468,4 @@ fn trace(run: &Run) -> Section {
     );
     let blocks = vec![Block::Text(text), table(run, TRACE, &caption, &columns, &THEIRS, &[])];
     Section { heading: "A database's trace".into(), blocks }
-}
-
-/// Returns the section with tables 4 and 5, whose measurement needs a file system on the volume.
-fn files() -> Section {
-    let mut blocks = Vec::new();
-    for (name, protocols) in FILES {
-        let mut columns = vec!["Network".to_owned()];
-        for bytes in FILE_SIZES {
-            let size = layout::size_name(bytes);
-            columns.extend([format!("{size} mean"), format!("{size} std")]);
-        }
-        let mut rows = Vec::new();
-        for operation in OPERATIONS {
-            let reason = "needs a mounted file system";
-            let mut row = vec![layout::text(format!("here: iSCSI, {operation}"))];
-            row.extend(columns[1..].iter().map(|_| Cell::NotMeasured(reason.into())));
-            rows.push(row);
-            for protocol in protocols {
-                let mut row = vec![layout::text(format!("{protocol}, {operation} (2003)"))];
-                for bytes in FILE_SIZES {
-                    row.extend(["mean", "std"].map(|statistic| {
-                        let size = Some(bytes);
-                        let value =
-                            published::lu_du_value(name, protocol, operation, size, statistic);
-                        layout::published(value, 2)
-                    }));
-                }
-                rows.push(row);
-            }
-        }
-        let (number, what) = name.split_at("Table 4".len());
-        blocks.push(Block::Table(Table {
-            caption: format!("Time of a{what}, ms ({number})"),
-            columns,
-            rows,
-            ..Table::default()
-        }));
-    }
-    Section { heading: "Files (tables 4 and 5)".into(), blocks }
 }

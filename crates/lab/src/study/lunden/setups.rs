@@ -5,22 +5,23 @@ use std::time::Duration;
 
 use super::{OPERATION, SETUP, run_lines};
 use crate::bonnie::{ON_ONE_FILE, OPERATIONS};
-use crate::guest::{Group, Guest, GuestError};
+use crate::guest::{Group, GuestError};
 use crate::record::{Labels, Outcome, Scale};
 use crate::study::GuestPoint;
+use crate::study::guests::Storage;
 
 /// The dimension of clients that work at once.
 pub(super) const CLIENT: &str = "client";
 
 /// The option of bonnie++ that leaves out single bytes: each costs a system call.
 const NO_BYTES: &str = "-f";
-/// The same with a MiB of them.
+/// The option that writes and reads one MiB of single bytes.
 const FEW_BYTES: &str = "-f1";
 
 /// Emulation is slow.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A set-up. The scripts are functions of `guest/storage.sh`.
+/// A set-up.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setup {
     /// Its name, which is that of the study if the study has it.
@@ -29,43 +30,27 @@ pub(super) struct Setup {
     pub(super) about: &'static str,
     /// Number of clients that run bonnie++; none if the server does.
     pub(super) clients: usize,
-    /// The function that begins to serve disks for a number of clients; none if nothing is served.
-    serve: &'static str,
-    /// The function that mounts the file system of the client of a number.
-    mount: &'static str,
-    /// The function that ends it on a client, after the file system is unmounted.
-    detach: &'static str,
-    /// The function that ends it on the server.
-    end: &'static str,
+    storage: Storage,
     /// Whether a quick run leaves it out, which would take too long with it.
     pub(super) only_full: bool,
 }
 
-const LOCAL: Setup = Setup {
-    name: "",
-    about: "",
-    clients: 1,
-    serve: "",
-    mount: "mount_local",
-    detach: "",
-    end: "",
-    only_full: false,
-};
-const ISCSI: Setup = Setup {
-    serve: "serve_sarsen",
-    mount: "mount_iscsi",
-    detach: "detach_iscsi",
-    end: "end",
+const LOCAL: Setup =
+    Setup { name: "", about: "", clients: 1, storage: Storage::LOCAL, only_full: false };
+const ISCSI: Setup = Setup { storage: Storage::ISCSI, ..LOCAL };
+const NFS: Setup = Setup { storage: Storage::NFS, ..LOCAL };
+const AOE: Setup = Setup {
+    storage: Storage { serve: "serve_aoe", mount: "mount_aoe", detach: "", end: "end" },
+    only_full: true,
     ..LOCAL
 };
-const NFS: Setup = Setup { serve: "serve_nfs", mount: "mount_nfs", end: "end_nfs", ..LOCAL };
-const AOE: Setup =
-    Setup { serve: "serve_aoe", mount: "mount_aoe", end: "end", only_full: true, ..LOCAL };
 const DRBD: Setup = Setup {
-    serve: "serve_drbd",
-    mount: "mount_drbd",
-    detach: "end_drbd",
-    end: "end_drbd",
+    storage: Storage {
+        serve: "serve_drbd",
+        mount: "mount_drbd",
+        detach: "end_drbd",
+        end: "end_drbd",
+    },
     ..LOCAL
 };
 
@@ -74,23 +59,22 @@ pub(super) const SETUPS: &[Setup] = &[
     Setup { name: "nexus base", about: "a disk of the client itself", ..LOCAL },
     Setup {
         name: "nexus 1 vm",
-        about: "a disk of the client itself, through the page cache of the machine below it",
-        mount: "mount_cached",
+        about: "a disk of the client itself, through the page cache of this machine",
+        storage: Storage { mount: "mount_cached", ..Storage::LOCAL },
         ..LOCAL
     },
     Setup { name: "iscsi base", about: "iSCSI, served by this program", ..ISCSI },
     Setup {
         name: "iscsi base (LIO)",
         about: "iSCSI, served by the kernel",
-        serve: "serve_lio",
+        storage: Storage { serve: "serve_lio", end: "end_lio", ..Storage::ISCSI },
         only_full: true,
-        end: "end_lio",
         ..ISCSI
     },
     Setup {
         name: "iscsi base (tgt)",
         about: "iSCSI, served by tgt",
-        serve: "serve_tgt",
+        storage: Storage { serve: "serve_tgt", ..Storage::ISCSI },
         only_full: true,
         ..ISCSI
     },
@@ -183,20 +167,9 @@ pub(super) fn point(setup: &'static Setup, size: Size) -> GuestPoint {
 }
 
 fn measure(setup: &Setup, size: Size, group: &Group) -> Result<Vec<(Labels, Outcome)>, GuestError> {
-    let users = match setup.clients {
-        0 => std::slice::from_ref(group.server()),
-        count => &group.clients()[..count],
-    };
-    if !setup.serve.is_empty() {
-        let serve = with_storage(&format!("{} {}", setup.serve, setup.clients));
-        group.server().run(&serve, LIMIT)?;
-    }
-    all(users, LIMIT, |number| with_storage(&format!("{} {number}", setup.mount)))?;
     let limit = LIMIT + size.time * 20;
-    let said = all(users, limit, |number| with_storage(&bonnie(size, number)))?;
-    let detach = format!("umount /mnt\n{}", setup.detach);
-    all(users, LIMIT, |_| with_storage(&detach))?;
-    group.server().run(&with_storage(setup.end), LIMIT)?;
+    let said =
+        setup.storage.with_each(group, setup.clients, limit, |number| bonnie(size, number))?;
     let outcomes = said.iter().zip(1..).flat_map(|(said, number)| {
         let client = (setup.clients > 1).then_some(number);
         run_lines(said, setup.name).into_iter().map(move |(labels, outcome)| match client {
@@ -208,22 +181,6 @@ fn measure(setup: &Setup, size: Size, group: &Group) -> Result<Vec<(Labels, Outc
         labels.value(OPERATION).is_none_or(|name| size.operations().any(|known| known == name))
     };
     Ok(outcomes.filter(|(labels, _)| is_asked_for(labels)).collect())
-}
-
-/// Runs a script in several guests at once: that of the guest of a number, from 1. Returns their outputs.
-fn all(
-    guests: &[Guest],
-    limit: Duration,
-    script: impl Fn(usize) -> String,
-) -> Result<Vec<String>, GuestError> {
-    for (guest, number) in guests.iter().zip(1..) {
-        guest.begin(&script(number))?;
-    }
-    guests.iter().map(|guest| guest.end(limit)).collect()
-}
-
-fn with_storage(script: &str) -> String {
-    format!(". /storage\n{script}\n")
 }
 
 /// Returns the command of bonnie++.

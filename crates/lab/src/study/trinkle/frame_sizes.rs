@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::super::{Initiator, Point, layout, load_for};
-use super::{TARGET, TEST, metric};
+use super::{MTU, SPECIFICATION, TARGET, TEST, metric};
 use crate::access::{self, NamedPattern};
 use crate::network::LinkProfile;
 use crate::record::{Labels, Run};
@@ -13,10 +13,10 @@ use crate::target_under_test::TargetUnderTest;
 
 /// Value of [`TEST`] of all cells here.
 const NAME: &str = "Frame size";
-const SPECIFICATION: &str = "specification";
 const FRAME: &str = "frame";
 
-const MTUS: [u32; 4] = [1500, 5000, 7200, 9000];
+/// The sizes that only these cells have.
+const BETWEEN: [u32; 2] = [5000, 7200];
 /// The specifications with large I/Os, in both directions, and with small ones.
 const SPECIFICATIONS: [&str; 3] =
     ["Maximum Throughput", "Maximum Write Throughput", "Maximum IOPS"];
@@ -33,13 +33,12 @@ fn name(mtu: u32) -> String {
     format!("mtu-{mtu}")
 }
 
-/// Returns the links of the sizes that `links` does not have.
-pub(super) fn more_links(links: &[LinkProfile]) -> Vec<LinkProfile> {
-    let all = MTUS.map(|mtu| LinkProfile::plain(&name(mtu), mtu));
-    all.into_iter().filter(|link| !links.contains(link)).collect()
+/// Returns the links of these sizes.
+pub(super) fn links() -> [LinkProfile; 2] {
+    BETWEEN.map(|mtu| LinkProfile::plain(&name(mtu), mtu))
 }
 
-/// Returns the cells of all targets.
+/// Returns the cells of all targets whose own network has such frames.
 pub(super) fn points(
     targets_under_test: &[TargetUnderTest],
     volume: &str,
@@ -50,7 +49,10 @@ pub(super) fn points(
         access::NAMED.iter().filter(|NamedPattern { name, .. }| SPECIFICATIONS.contains(name));
     for &NamedPattern { name: specification, access } in specifications {
         for (index, target_under_test) in targets_under_test.iter().enumerate() {
-            for mtu in MTUS {
+            if *target_under_test == TargetUnderTest::Lio {
+                continue;
+            }
+            for mtu in BETWEEN {
                 points.push(Point {
                     labels: labels(&target_under_test.to_string(), specification, mtu),
                     target_under_test: index,
@@ -71,14 +73,23 @@ pub(super) fn points(
 pub(super) fn section(run: &Run) -> Option<Section> {
     run.cells(&Labels::new().with(TEST, NAME)).next()?;
     let mut columns = vec!["Specification".to_owned(), "Unit".into(), "Target".into()];
-    columns.extend(MTUS.map(|mtu| format!("MTU {mtu}")));
+    let [standard, jumbo] = super::MTUS;
+    let mtus = [standard, BETWEEN[0], BETWEEN[1], jumbo];
+    columns.extend(mtus.map(|mtu| format!("{MTU} {mtu}")));
     let mut rows = Vec::new();
     for specification in SPECIFICATIONS {
         let (figure, unit, decimals) = metric(specification);
-        for target in run.values(TARGET) {
+        let of = |target: &str| Labels::new().with(TARGET, target).with(TEST, NAME);
+        let is_measured = |target: &&str| run.cells(&of(target)).next().is_some();
+        for target in run.values(TARGET).into_iter().filter(is_measured) {
             let mut row = [specification, unit, target].map(layout::text).to_vec();
-            row.extend(MTUS.map(|mtu| {
-                layout::cell(run, &labels(target, specification, mtu), figure, decimals)
+            row.extend(mtus.map(|mtu| {
+                let labels = if BETWEEN.contains(&mtu) {
+                    labels(target, specification, mtu)
+                } else {
+                    super::labels(target, &mtu.to_string(), specification)
+                };
+                layout::cell(run, &labels, figure, decimals)
             }));
             rows.push(row);
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::super::{Initiator, Point, layout, load_with};
-use super::{NOISE, TARGET, TEST, metric};
+use super::{NOISE, SPECIFICATION, TARGET, TEST, metric};
 use crate::access::{self, NamedPattern};
 use crate::network::LinkProfile;
 use crate::record::{Labels, Run};
@@ -12,7 +12,6 @@ use crate::target_under_test::TargetUnderTest;
 
 /// Value of [`TEST`] of all cells here.
 const NAME: &str = "Several initiators";
-const SPECIFICATION: &str = "specification";
 const INITIATORS: &str = "initiators";
 
 /// The thesis used up to three.
