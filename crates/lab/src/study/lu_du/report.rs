@@ -121,10 +121,13 @@ fn table(
 
 fn summary(run: &Run) -> Vec<String> {
     let mean = |labels: &Labels| Summary::of(&run.figures(labels, figure::MEAN_US));
-    let mut sentences = vec![format!(
-        "Loads of one and of {HEAVY_DEPTH} outstanding I/Os and a database trace on {}.",
-        run.values(TARGET).join(", ")
-    )];
+    let targets = run.values(TARGET).join(", ");
+    let mut sentences = Vec::new();
+    if !targets.is_empty() {
+        sentences.push(format!(
+            "Loads of one and of {HEAVY_DEPTH} outstanding I/Os and a database trace on {targets}."
+        ));
+    }
     let reads: Vec<_> = subjects(run, LIGHT)
         .into_iter()
         .filter_map(|(name, labels)| {
