@@ -173,10 +173,15 @@ pub fn run(
         for point in in_turn(&plan.points, repetition) {
             if !made.contains(&(point.labels.clone(), repetition)) {
                 watcher.does(&point.labels.to_string());
+                // An idle machine would be a load for this cell.
+                if point.initiator == Initiator::Physical {
+                    machines.end();
+                }
                 let outcome = context.measure(point, repetition, &mut machines);
                 keep(watcher, &point.labels, repetition, outcome)?;
             }
         }
+        machines.end();
         if let (Some(guests), Some(plan)) = (&mut guests, &plan.guests)
             && repetition <= plan.repetitions
         {
@@ -190,8 +195,7 @@ pub fn run(
                 }
             }
         }
-        // Idle machines would be a load for the cells of the next repetition.
-        machines.end();
+        // So would idle guests be for those of the next repetition.
         if let Some(guests) = guests.as_mut().filter(|_| !plan.points.is_empty()) {
             guests.end();
         }

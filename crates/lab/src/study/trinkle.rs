@@ -260,36 +260,47 @@ fn leaders(run: &Run) -> Vec<Leader<'_>> {
 }
 
 fn beside_each_other(run: &Run) -> Section {
-    let mut blocks = Vec::new();
-    for mtu in run.values(MTU) {
-        let targets = run.values(TARGET);
-        let mut columns = vec!["Test".to_owned(), "Unit".into()];
-        columns.extend(targets.iter().map(|target| (*target).to_owned()));
-        columns.extend(THEIRS.map(|target| format!("{target} (2013)")));
-        let rows = tests().map(|test| {
-            let (figure, unit, decimals) = metric(test);
-            let mut row = vec![layout::text(test), layout::text(unit)];
-            row.extend(
-                targets
-                    .iter()
-                    .map(|target| layout::cell(run, &labels(target, mtu, test), figure, decimals)),
-            );
-            row.extend(
-                THEIRS.map(|target| layout::published(published_mean(target, mtu, test), decimals)),
-            );
-            row
-        });
-        blocks.push(Block::Table(Table {
-            caption: format!("Means with {}", frames(mtu)),
-            columns,
-            rows: rows.collect(),
-            notes: vec![
-                "The thesis's columns are means of three runs from its physical initiator.".into(),
-            ],
-            ..Table::default()
-        }));
+    let blocks = run.values(MTU).into_iter().map(|mtu| {
+        let mut table = means(
+            run,
+            &run.values(TARGET),
+            tests(),
+            |target, test| labels(target, mtu, test),
+            |target, test| published_mean(target, mtu, test),
+        );
+        table.caption = format!("Means with {}", frames(mtu));
+        table.notes = vec![
+            "The thesis's columns are means of three runs from its physical initiator.".into(),
+        ];
+        Block::Table(table)
+    });
+    Section {
+        heading: "Comparison of the targets, and with the thesis".into(),
+        blocks: blocks.collect(),
     }
-    Section { heading: "Comparison of the targets, and with the thesis".into(), blocks }
+}
+
+/// Returns a table of the means of targets and of the thesis's targets, with a row for each test.
+fn means(
+    run: &Run,
+    targets: &[&str],
+    tests: impl Iterator<Item = &'static str>,
+    labels: impl Fn(&str, &str) -> Labels,
+    published: impl Fn(&str, &str) -> Option<f64>,
+) -> Table {
+    let mut columns = vec!["Test".to_owned(), "Unit".into()];
+    columns.extend(targets.iter().map(|target| (*target).to_owned()));
+    columns.extend(THEIRS.map(|target| format!("{target} (2013)")));
+    let rows = tests.map(|test| {
+        let (figure, unit, decimals) = metric(test);
+        let mut row = vec![layout::text(test), layout::text(unit)];
+        row.extend(
+            targets.iter().map(|target| layout::cell(run, &labels(target, test), figure, decimals)),
+        );
+        row.extend(THEIRS.map(|target| layout::published(published(target, test), decimals)));
+        row
+    });
+    Table { columns, rows: rows.collect(), ..Table::default() }
 }
 
 fn charts(run: &Run) -> Section {

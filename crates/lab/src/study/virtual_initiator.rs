@@ -173,8 +173,13 @@ fn plain(portal: &Portal) -> Result<(), String> {
 fn script(options: &LoadOptions, device: &str) -> String {
     let direct = "--cache none --json";
     let destroy = if options.destroy { "--destroy" } else { "" };
+    // As without the machine, more of a smaller unit would be in a cache.
+    let disk = device.trim_start_matches("/dev/");
+    let least = options.least;
     format!(
-        "cat >/run/load.fio <<'JOB'\n{}JOB\n\
+        "bytes=$(($(cat /sys/block/{disk}/size) * 512))\n\
+         [ $bytes -ge {least} ] || {{ echo \"the unit has $bytes bytes; a comparison needs at least {least}\"; false; }}\n\
+         cat >/run/load.fio <<'JOB'\n{}JOB\n\
          /sarsen lab load --job /run/load.fio {direct} {destroy} {device} 2>/run/errors || {{ cat /run/errors; false; }}\n",
         job(options)
     )

@@ -169,33 +169,24 @@ fn pair_change(before: Option<f64>, after: Option<f64>) -> Cell {
 /// Returns the table in the form of the thesis's figures 4.17 and 4.18: the targets from the virtual initiator, with standard
 /// frames.
 fn between_targets(run: &Run) -> Block {
-    let targets = run.values(TARGET);
     let mtu = run.values(MTU).first().copied().unwrap_or_default();
-    let mut columns = vec!["Test".to_owned(), "Unit".into()];
-    columns.extend(targets.iter().map(|target| (*target).to_owned()));
-    columns.extend(THEIRS.map(|target| format!("{target} (2013)")));
-    let rows = super::tests().filter_map(|test| {
-        run.cells(&Labels::new().with(TEST, NAME).with(SPECIFICATION, test)).next()?;
-        let (figure, unit, decimals) = metric(test);
-        let mut row = vec![layout::text(test), layout::text(unit)];
-        row.extend(
-            targets
-                .iter()
-                .map(|target| layout::cell(run, &labels(target, mtu, test), figure, decimals)),
-        );
-        row.extend(THEIRS.map(|target| {
+    let has = |dimension: &str, value: &str| {
+        run.cells(&Labels::new().with(TEST, NAME).with(dimension, value)).next().is_some()
+    };
+    let targets: Vec<_> =
+        run.values(TARGET).into_iter().filter(|target| has(TARGET, target)).collect();
+    let table = super::means(
+        run,
+        &targets,
+        super::tests().filter(|test| has(SPECIFICATION, test)),
+        |target, test| labels(target, mtu, test),
+        |target, test| {
             let mtu = mtu.parse().unwrap_or(MTUS[0]);
-            let mean = published::trinkle_mean(target, "virtual", mtu, test);
-            layout::published(mean, decimals)
-        }));
-        Some(row)
-    });
-    Block::Table(Table {
-        caption: format!("The targets from the virtual initiator with {}, means", frames(mtu)),
-        columns,
-        rows: rows.collect(),
-        ..Table::default()
-    })
+            published::trinkle_mean(target, "virtual", mtu, test)
+        },
+    );
+    let caption = format!("The targets from the virtual initiator with {}, means", frames(mtu));
+    Block::Table(Table { caption, ..table })
 }
 
 /// Returns in how many cells each initiator is ahead, which the thesis found to be mixed.
