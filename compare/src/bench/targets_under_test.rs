@@ -16,7 +16,9 @@ use sarsen_io::wake_ups;
 use sarsen_lab::load::Endpoint;
 use sarsen_lab::network::{LinkProfile, Network};
 use sarsen_lab::process::{Daemon, ProcessError};
-use sarsen_lab::target_under_test::{Medium, Running, TargetUnderTest, VolumeSpec, sarsen};
+use sarsen_lab::target_under_test::{
+    Folders, Medium, Running, TargetUnderTest, VolumeSpec, sarsen,
+};
 use sarsen_node::stores::CacheMode;
 use sarsen_proof::process;
 use sarsen_proof::program::{self, Profile};
@@ -232,6 +234,9 @@ pub(super) fn beside_peers(program: &Path, options: &Options) -> Result<Field> {
         striping: None,
     };
     let mut field = Field::default();
+    // None of these boots a guest.
+    let folder = temp_dir();
+    let folders = Folders { volumes: &folder, guests: &folder };
     for (target_under_test, name, peer) in [
         (TargetUnderTest::Sarsen, SARSEN, None),
         (TargetUnderTest::Tgt, TGT, Some("tgtd")),
@@ -247,7 +252,7 @@ pub(super) fn beside_peers(program: &Path, options: &Options) -> Result<Field> {
             continue;
         }
         let volumes = slice::from_ref(&volume);
-        let running = target_under_test.start_beside(program, &loopback(), volumes, &temp_dir())?;
+        let running = target_under_test.start_beside(program, &loopback(), volumes, folders)?;
         let entrant = Participant::of(name, &running, VOLUME)?;
         field.entrants.push(Participant { is_peer: peer.is_some(), is_empty: true, ..entrant });
         field.running.push(running);
