@@ -119,32 +119,46 @@ impl Shared {
         let writes: Vec<_> = std::iter::once(first).chain(targets).map(&mut write).collect();
         let (shared, length) = (self.clone(), data.len() as u64);
         Io::pending(async move {
-            let (mut written, mut problem) = (0_u32, None);
+            let (mut written, mut failed, mut problem) = (0_u32, Vec::new(), None);
             for (device, result) in join_all(writes).await {
                 match result {
                     Ok(()) => written |= 1 << device,
                     Err(error) => {
                         if let Err(error) = shared.exclude(device, error) {
                             // The device has the only copy of other data, so it stays. This data may have another copy.
-                            shared.repair(&place, length, device);
+                            failed.push(device);
                             problem = Some(error);
                         }
                     }
                 }
             }
-            match problem {
-                Some(error) if !shared.state.read().space.is_complete(place.slab, written) => {
-                    return Err(error);
-                }
-                Some(_) => {
-                    let generation = shared.state.read().generation;
-                    shared.checkpoint(generation).await?;
-                }
-                None if durability == Durability::Durable => shared.say_absences().await?,
-                None => {}
+            if let Some(error) = problem {
+                let is_written = shared.note_failure(&place, length, written, &failed);
+                // Before that, an interruption could let another copy count.
+                let generation = shared.state.read().generation;
+                shared.checkpoint(generation).await?;
+                return if is_written { Ok(()) } else { Err(error) };
+            }
+            if durability == Durability::Durable {
+                shared.say_absences().await?;
             }
             Ok(())
         })
+    }
+
+    /// Notes that a write failed on devices that are not left out. Returns whether a complete copy has it.
+    fn note_failure(&self, place: &Place, length: u64, written: u32, failed: &[u8]) -> bool {
+        let mut state = self.state.write();
+        let regions = state.shape().regions_of(place.offset, place.offset + length);
+        let is_written = state.space.is_complete(place.slab, written);
+        if is_written {
+            failed.iter().for_each(|&device| state.space.lack(place.slab, regions, device));
+        } else {
+            // Each copy may have another part of it, also one that is being completed.
+            state.space.differ(place.slab, regions);
+        }
+        self.work.notify_one();
+        is_written
     }
 
     /// Lets a checkpoint say which devices are left out, if none does.

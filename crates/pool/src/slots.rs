@@ -391,8 +391,16 @@ impl Space {
         }
     }
 
-    /// Notes that an interruption may have left copies of regions different: the first complete one counts.
+    /// Notes that an interruption may have left copies of regions different, and data newer than its checksums.
     pub(crate) fn suspect(&mut self, number: u32, regions: u64) {
+        // A journal may be crafted.
+        let regions = regions & self.shape.all_regions();
+        self.doubt_checksums(number, regions);
+        self.differ(number, regions);
+    }
+
+    /// Notes that copies of regions may differ: the first complete one counts.
+    pub(crate) fn differ(&mut self, number: u32, regions: u64) {
         let Some(slab) = self.slab(number) else { return };
         let complete = || slab.copies.iter().filter(|&(_, is_stale)| !is_stale);
         let online = complete().find(|(slot, _)| self.is_online(slot.device));
@@ -400,9 +408,6 @@ impl Space {
         let first = online.or_else(|| complete().find(|(slot, _)| self.is_written(slot.device)));
         let first = first.map(|(slot, _)| slot.device);
         let devices: Vec<u8> = slab.copies.iter().map(|(slot, _)| slot.device).collect();
-        // A journal may be crafted.
-        let regions = regions & self.shape.all_regions();
-        self.doubt_checksums(number, regions);
         for device in devices.into_iter().filter(|&device| Some(device) != first) {
             self.lack(number, regions, device);
         }

@@ -765,3 +765,86 @@ fn no_frame_names_data_that_a_failed_device_lacks() {
         });
     }
 }
+
+/// Returns a pool with a mirrored volume whose regions are recorded. Its devices have the only copy of other data, so that
+/// neither of them can be left out.
+fn pool_that_keeps(devices: &[Arc<SimulatedDevice>]) -> (Pool, VolumeId, Arc<PoolVolume>) {
+    run(devices, async {
+        let (pool, id) = pool_with(devices, &mirrored(2, 1)).await;
+        let other = NewVolume { label: label("other"), ..mirrored(1, 2) };
+        let other = pool.create_volume(&other).await.expect("created");
+        fill(&*pool.open_volume(other).await.expect("opened"), 9).await;
+        let store = pool.open_volume(id).await.expect("opened");
+        fill(&store, 1).await;
+        fill(&store, 1).await;
+        (pool, id, store)
+    })
+}
+
+/// Writes to the first chunk. The write fails on these devices, in any part of it.
+fn fail_write(store: &PoolVolume, devices: &[Arc<SimulatedDevice>], failing: &[usize]) {
+    let data = Buffer::copy_of(&[2; 64 << 10]);
+    let written = store.write(Extent::new(0, 128), data.into(), Durability::Volatile);
+    let mut written = Box::pin(written.wait());
+    assert!(poll_once(&mut written).is_pending());
+    for (number, device) in devices.iter().enumerate() {
+        device.fail_one_of(u64::from(failing.contains(&number)));
+        assert!(device.step());
+        device.fail_one_of(0);
+    }
+    let written = run(devices, written);
+    assert!(matches!(written, Err(BlockError::Medium { .. })), "{written:?}");
+}
+
+#[test]
+fn snapshot_has_one_content_after_a_write_that_failed_in_all_copies() {
+    let devices = [1, 2].map(|seed| SimulatedDevice::new(32 << 20, seed));
+    let (pool, id, store) = pool_that_keeps(&devices);
+    fail_write(&store, &devices, &[0, 1]);
+    let read = async |pool: &Pool, id| {
+        let store = pool.open_volume(id).await.expect("opened");
+        store.read(Extent::new(0, 128)).wait().await.expect("read").into_buffer()
+    };
+    let (snapshot, content) = run(&devices, async {
+        let ids = pool.snapshot(&[(id, label("s"))], false).await.expect("created");
+        (ids[0], read(&pool, ids[0]).await)
+    });
+    end_all((pool, store));
+    devices.iter().for_each(|device| device.crash_with(0));
+    run(&devices, async {
+        let pool = open(&devices).await;
+        assert!(*read(&pool, snapshot).await == *content);
+    });
+}
+
+#[test]
+fn write_that_fails_in_the_only_complete_copy_spoils_the_completion_of_another_one() {
+    let devices = [1, 2].map(|seed| SimulatedDevice::new(32 << 20, seed));
+    let (pool, _, store) = pool_that_keeps(&devices);
+    let slabs = pool.shared.state.read().space.slabs_of(SlabKind::Data);
+    let is_mirrored = |slab: &u32| {
+        let state = pool.shared.state.read();
+        state.space.slab(*slab).is_some_and(|slab| slab.copies.len() == 2)
+    };
+    let slab = slabs.into_iter().find(is_mirrored).expect("a slab with two copies");
+    let (first, regions) = (0, 1);
+    {
+        let mut state = pool.shared.state.write();
+        state.space.lack(slab, regions, first);
+        state.space.mirrors.begin_pass(slab, 1 << first);
+    }
+    // The pass has copied what is written now.
+    fail_write(&store, &devices, &[1]);
+    {
+        let mut state = pool.shared.state.write();
+        if state.space.mirrors.is_complete() {
+            state.space.complete(slab, 1 << first);
+        }
+        state.space.mirrors.end_pass();
+    }
+    run(&devices, async {
+        pool.maintain_once().await.expect("copied");
+        let scrubbed = pool.scrub(|_, _| {}).await.expect("scrubbed");
+        assert_eq!((stale(&pool), scrubbed.differing_bytes), (0, 0));
+    });
+}
