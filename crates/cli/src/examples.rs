@@ -484,7 +484,14 @@ const EXAMPLES: &[(&str, &[Example])] = &[
     ("lab studies", &[("List the studies", "sarsen lab studies")]),
     ("lab specs", &[("List the access specifications", "sarsen lab specs")]),
     ("lab runs", &[("List the archived runs", "sarsen lab runs")]),
-    ("lab report", &[("Write the report of a run", "sarsen lab report 1 -o study.html")]),
+    (
+        "lab report",
+        &[
+            ("Write the report of a run", "sarsen lab report 1 -o study.html"),
+            ("Write its data for other programs", "sarsen lab report 1 --package study"),
+        ],
+    ),
+    ("lab show", &[("Show the last run in a browser", "sarsen lab show")]),
     ("lab compare", &[("Compare two runs", "sarsen lab compare 1 2")]),
     ("lab remove", &[("Delete a run", "sarsen lab remove 1")]),
     (

@@ -53,6 +53,8 @@ pub(crate) enum Verb {
     Runs(archive::RunsArguments),
     /// Write the report of an archived run, in any format.
     Report(archive::ReportArguments),
+    /// Show the report of an archived run in a browser. Its file stays in the folder for temporary files.
+    Show(archive::ShowArguments),
     /// Compare two runs, and test whether the differences are significant.
     Compare(archive::CompareArguments),
     /// Delete an archived run.
@@ -210,6 +212,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Specs(arguments) => list_specs(&arguments),
         Verb::Runs(arguments) => archive::list(&arguments),
         Verb::Report(arguments) => archive::report(&arguments),
+        Verb::Show(arguments) => archive::show(&arguments),
         Verb::Compare(arguments) => archive::compare(&arguments),
         Verb::Remove(arguments) => archive::remove(&arguments),
     }

@@ -14,6 +14,7 @@ pub mod bonnie;
 pub mod compare;
 pub mod distribution;
 mod disturbances;
+mod faulty_line;
 pub mod files;
 pub mod fio;
 pub mod folder;

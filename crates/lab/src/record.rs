@@ -66,61 +66,72 @@ impl fmt::Display for Labels {
 
 /// Names of figures, each with its unit.
 pub mod figure {
-    /// I/Os a second.
-    pub const IOPS: &str = "iops";
-    /// Millions of bytes a second.
-    pub const MB_PER_S: &str = "mb_per_s";
-    /// Mean latency, µs.
-    pub const MEAN_US: &str = "mean_us";
-    /// Minimum latency, µs.
-    pub const MIN_US: &str = "min_us";
-    /// Median latency, µs.
-    pub const P50_US: &str = "p50_us";
-    /// 99th percentile of the latency, µs.
-    pub const P99_US: &str = "p99_us";
-    /// 99.9th percentile of the latency, µs.
-    pub const P999_US: &str = "p999_us";
-    /// Maximum latency, µs.
-    pub const MAX_US: &str = "max_us";
-    /// Standard deviation of the latency, µs.
-    pub const DEVIATION_US: &str = "deviation_us";
-    /// CPU time of the target for each I/O, µs.
-    pub const TARGET_CPU_US_PER_IO: &str = "target_cpu_us_per_io";
-    /// CPU time of the load generator for each I/O, µs.
-    pub const CLIENT_CPU_US_PER_IO: &str = "client_cpu_us_per_io";
-    /// Share of a processor that the load generator used, %. Without a protocol, the generator does the target's work, too:
-    /// then it is absent.
-    pub const CLIENT_BUSY_PERCENT: &str = "client_busy_percent";
-    /// Share of the time in which the load generator was ready to run and waited for a processor, %.
-    pub const CLIENT_WAIT_PERCENT: &str = "client_wait_percent";
-    /// Share of the processors' time that the hypervisor gave to other virtual machines, %.
-    pub const STEAL_PERCENT: &str = "steal_percent";
-    /// Change of the wall clock against the monotonic clock, ms.
-    pub const CLOCK_STEP_MS: &str = "clock_step_ms";
-    /// Throughput of the reads, millions of bytes a second.
-    pub const READ_MB_PER_S: &str = "read_mb_per_s";
-    /// Throughput of the writes, millions of bytes a second.
-    pub const WRITE_MB_PER_S: &str = "write_mb_per_s";
-    /// Resident memory of the target at the end, KiB.
-    pub const TARGET_RSS_KIB: &str = "target_rss_kib";
-    /// Throughput of a link towards the targets' side, millions of bytes a second.
-    pub const LINK_TO_TARGET_MB_PER_S: &str = "link_to_target_mb_per_s";
-    /// Throughput of a link from the targets' side, millions of bytes a second.
-    pub const LINK_FROM_TARGET_MB_PER_S: &str = "link_from_target_mb_per_s";
-    /// Median round-trip time of a small message over a link, µs.
-    pub const LINK_ROUND_TRIP_US: &str = "link_round_trip_us";
-    /// TCP segments that were retransmitted while a link was measured.
-    pub const LINK_RETRANSMITS: &str = "link_retransmits";
-    /// Sequential read throughput of a medium, millions of bytes a second.
-    pub const MEDIUM_READ_MB_PER_S: &str = "medium_read_mb_per_s";
-    /// Sequential write throughput of a medium, millions of bytes a second.
-    pub const MEDIUM_WRITE_MB_PER_S: &str = "medium_write_mb_per_s";
-    /// Random reads of 4 KiB a second, one outstanding.
-    pub const MEDIUM_RANDOM_READ_IOPS: &str = "medium_random_read_iops";
-    /// Random reads of 4 KiB a second, 32 outstanding.
-    pub const MEDIUM_RANDOM_READ_IOPS_32: &str = "medium_random_read_iops_32";
-    /// 1 if the load was steady by SNIA's rule, else 0.
-    pub const STEADY: &str = "steady";
+    macro_rules! figures {
+        ($($(#[doc = $doc:literal])+ $name:ident = $value:literal;)*) => {
+            $($(#[doc = $doc])+ pub const $name: &str = $value;)*
+
+            /// The names with their descriptions.
+            pub(crate) const DESCRIBED: &[(&str, &str)] = &[$(($value, concat!($($doc),+))),*];
+        };
+    }
+
+    figures! {
+        /// I/Os a second.
+        IOPS = "iops";
+        /// Millions of bytes a second.
+        MB_PER_S = "mb_per_s";
+        /// Mean latency, µs.
+        MEAN_US = "mean_us";
+        /// Minimum latency, µs.
+        MIN_US = "min_us";
+        /// Median latency, µs.
+        P50_US = "p50_us";
+        /// 99th percentile of the latency, µs.
+        P99_US = "p99_us";
+        /// 99.9th percentile of the latency, µs.
+        P999_US = "p999_us";
+        /// Maximum latency, µs.
+        MAX_US = "max_us";
+        /// Standard deviation of the latency, µs.
+        DEVIATION_US = "deviation_us";
+        /// CPU time of the target for each I/O, µs.
+        TARGET_CPU_US_PER_IO = "target_cpu_us_per_io";
+        /// CPU time of the load generator for each I/O, µs.
+        CLIENT_CPU_US_PER_IO = "client_cpu_us_per_io";
+        /// Share of a processor that the load generator used, %. Without a protocol, the generator does the target's work, too:
+        /// then it is absent.
+        CLIENT_BUSY_PERCENT = "client_busy_percent";
+        /// Share of the time in which the load generator was ready to run and waited for a processor, %.
+        CLIENT_WAIT_PERCENT = "client_wait_percent";
+        /// Share of the processors' time that the hypervisor gave to other virtual machines, %.
+        STEAL_PERCENT = "steal_percent";
+        /// Change of the wall clock against the monotonic clock, ms.
+        CLOCK_STEP_MS = "clock_step_ms";
+        /// Throughput of the reads, millions of bytes a second.
+        READ_MB_PER_S = "read_mb_per_s";
+        /// Throughput of the writes, millions of bytes a second.
+        WRITE_MB_PER_S = "write_mb_per_s";
+        /// Resident memory of the target at the end, KiB.
+        TARGET_RSS_KIB = "target_rss_kib";
+        /// Throughput of a link towards the targets' side, millions of bytes a second.
+        LINK_TO_TARGET_MB_PER_S = "link_to_target_mb_per_s";
+        /// Throughput of a link from the targets' side, millions of bytes a second.
+        LINK_FROM_TARGET_MB_PER_S = "link_from_target_mb_per_s";
+        /// Median round-trip time of a small message over a link, µs.
+        LINK_ROUND_TRIP_US = "link_round_trip_us";
+        /// TCP segments that were retransmitted while a link was measured.
+        LINK_RETRANSMITS = "link_retransmits";
+        /// Sequential read throughput of a medium, millions of bytes a second.
+        MEDIUM_READ_MB_PER_S = "medium_read_mb_per_s";
+        /// Sequential write throughput of a medium, millions of bytes a second.
+        MEDIUM_WRITE_MB_PER_S = "medium_write_mb_per_s";
+        /// Random reads of 4 KiB a second, one outstanding.
+        MEDIUM_RANDOM_READ_IOPS = "medium_random_read_iops";
+        /// Random reads of 4 KiB a second, 32 outstanding.
+        MEDIUM_RANDOM_READ_IOPS_32 = "medium_random_read_iops_32";
+        /// 1 if the load was steady by SNIA's rule, else 0.
+        STEADY = "steady";
+    }
 
     /// Splits the name of a figure into words and its unit.
     pub(crate) fn split_unit(figure: &str) -> (String, &'static str) {

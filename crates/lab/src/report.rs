@@ -11,6 +11,7 @@ mod latex;
 mod markdown;
 mod method;
 mod numbers;
+pub mod package;
 #[cfg(test)]
 mod sample;
 pub mod terminal;

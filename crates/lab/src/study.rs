@@ -7,11 +7,13 @@
 pub mod aravindan;
 #[cfg(test)]
 mod coverage;
+mod features;
 mod guests;
 mod layout;
 pub mod lu_du;
 pub mod lunden;
 pub mod novell;
+mod recovery;
 mod runner;
 #[cfg(test)]
 mod soundness;

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, anyhow};
 use sarsen_lab::archive::Archive;
@@ -14,7 +15,7 @@ use serde_json::json;
 
 use super::run::find;
 use crate::exit::UsageError;
-use crate::output::{print_line, printed};
+use crate::output::{note, print_line, printed};
 
 #[derive(clap::Args)]
 pub(crate) struct Kept {
@@ -43,6 +44,18 @@ pub(crate) struct ReportArguments {
     /// The file to write [default: standard output]
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Write a data package to this folder: samples and tables as CSV with a dictionary of columns, figures and units, and
+    /// all of the run as JSON.
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["format", "output"])]
+    package: Option<PathBuf>,
+    #[command(flatten)]
+    kept: Kept,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct ShowArguments {
+    /// Number of the run [default: the last one]
+    run: Option<i64>,
     #[command(flatten)]
     kept: Kept,
 }
@@ -103,6 +116,10 @@ pub(super) fn list(arguments: &RunsArguments) -> anyhow::Result<()> {
 pub(super) fn report(arguments: &ReportArguments) -> anyhow::Result<()> {
     let run = open(arguments.kept.archive.as_deref())?.run(arguments.run)?;
     let document = study::report(find(&run.study)?, &run);
+    if let Some(folder) = &arguments.package {
+        return report::package::write(&document, &run, folder)
+            .with_context(|| folder.display().to_string());
+    }
     match (&arguments.output, arguments.format) {
         (Some(path), format) => {
             let format = format.map_or_else(|| format_of(path), Ok)?;
@@ -114,6 +131,40 @@ pub(super) fn report(arguments: &ReportArguments) -> anyhow::Result<()> {
         }
         (None, None) => print(&document),
     }
+}
+
+pub(super) fn show(arguments: &ShowArguments) -> anyhow::Result<()> {
+    let archive = open(arguments.kept.archive.as_deref())?;
+    let number = match arguments.run {
+        Some(number) => number,
+        None => archive
+            .runs()?
+            .iter()
+            .map(|run| run.id)
+            .max()
+            .ok_or_else(|| anyhow!("there is no run; `sarsen lab run` makes one"))?,
+    };
+    let run = archive.run(number)?;
+    let document = study::report(find(&run.study)?, &run);
+    // The browser reads it after this program has ended.
+    let file = tempfile::Builder::new()
+        .prefix(&format!("sarsen-lab-run-{number}-"))
+        .suffix(".html")
+        .tempfile()
+        .context("the file of the report")?;
+    let (_, path) = file.keep()?;
+    write(&path, Format::Html, &document, &run).with_context(|| path.display().to_string())?;
+    print_line(&path.display().to_string())?;
+    let opened = Command::new("xdg-open")
+        .arg(&path)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    if !opened.is_ok_and(|status| status.success()) {
+        note("no browser was opened (xdg-open); open the file in one");
+    }
+    Ok(())
 }
 
 pub(super) fn compare(arguments: &CompareArguments) -> anyhow::Result<()> {

@@ -11,20 +11,30 @@ use super::{Block, data, numbers};
 use super::{Cell, Report, Table};
 use crate::record::{Outcome, Run, Sample};
 
+/// A column: its name, the type of its values in the words of the Data Package standard, and a description.
+pub(super) type Column<'a> = (String, &'static str, &'a str);
+
 /// Columns before the labels.
-const BEFORE: [&str; 3] = ["run", "study", "scale"];
+const BEFORE: [(&str, &str, &str); 3] = [
+    ("run", "integer", "number of the run in its archive"),
+    ("study", "string", "name of the study"),
+    ("scale", "string", "quick or full"),
+];
 /// Columns after the labels.
-const BEHIND: [&str; 6] = ["repetition", "ended_at", "outcome", "figure", "value", "text"];
+const BEHIND: [(&str, &str, &str); 6] = [
+    ("repetition", "integer", "number of the repetition of the cell"),
+    ("ended_at", "integer", "end of the measurement, seconds since 1970 (UTC)"),
+    ("outcome", "string", "measured, failed or not_measured"),
+    ("figure", "string", "name of the figure; figures.csv has its unit"),
+    ("value", "number", "value of the figure"),
+    ("text", "string", "a reason, or a measured text"),
+];
 
 /// Writes all samples.
 pub(super) fn write(run: &Run, out: &mut dyn io::Write) -> io::Result<()> {
-    let labels = run.samples.iter().flat_map(|sample| sample.labels.iter());
-    let dimensions: BTreeSet<&str> = labels.map(|(dimension, _)| dimension).collect();
     let mut writer = csv::Writer::from_writer(out);
-    let mut head: Vec<String> = BEFORE.map(Into::into).to_vec();
-    head.extend(dimensions.iter().map(|dimension| column(dimension)));
-    head.extend(BEHIND.map(Into::into));
-    writer.write_record(&head)?;
+    writer.write_record(columns(run).iter().map(|(name, ..)| name))?;
+    let dimensions = dimensions(run);
     for sample in &run.samples {
         let mut begin = vec![run.id.to_string(), harmless(&run.study), run.scale.to_string()];
         let label = |dimension: &&str| harmless(sample.labels.value(dimension).unwrap_or_default());
@@ -37,9 +47,23 @@ pub(super) fn write(run: &Run, out: &mut dyn io::Write) -> io::Result<()> {
     writer.flush()
 }
 
+/// Returns the columns of [`write()`].
+pub(super) fn columns(run: &Run) -> Vec<Column<'static>> {
+    let fixed = |(name, kind, what): (&str, _, _)| (name.to_owned(), kind, what);
+    let label =
+        |dimension| (column(dimension), "string", "a label of the cell, empty if it has none");
+    let labels = dimensions(run).into_iter().map(label);
+    BEFORE.into_iter().map(fixed).chain(labels).chain(BEHIND.into_iter().map(fixed)).collect()
+}
+
+fn dimensions(run: &Run) -> BTreeSet<&str> {
+    let labels = run.samples.iter().flat_map(|sample| sample.labels.iter());
+    labels.map(|(dimension, _)| dimension).collect()
+}
+
 /// Returns every table of a report, and the data of every chart, as CSV with a name for its file. The interval of a
 /// figure is a separate column; missing figures are explained in words.
-pub fn tables(report: &Report) -> io::Result<Vec<(String, String)>> {
+pub(super) fn tables(report: &Report) -> io::Result<Vec<(String, String)>> {
     let blocks = report.sections.iter().flat_map(|section| &section.blocks);
     let tables = blocks.filter_map(|block| match block {
         Block::Table(table) => Some(table.clone()),
@@ -55,7 +79,7 @@ pub fn tables(report: &Report) -> io::Result<Vec<(String, String)>> {
 
 /// Returns the column name of a dimension. The name gets a prefix if another column already has it.
 fn column(dimension: &str) -> String {
-    if BEFORE.contains(&dimension) || BEHIND.contains(&dimension) {
+    if BEFORE.iter().chain(&BEHIND).any(|(name, ..)| *name == dimension) {
         format!("label_{dimension}")
     } else {
         harmless(dimension)
@@ -134,7 +158,7 @@ fn field(cell: &Cell) -> String {
 }
 
 /// Returns a text that no spreadsheet interprets as a formula: some texts originate from other machines.
-fn harmless(text: &str) -> String {
+pub(super) fn harmless(text: &str) -> String {
     let starts_formula = text.starts_with(['=', '+', '-', '@', '\t', '\r']);
     if starts_formula && text.parse::<f64>().is_err() { format!("'{text}") } else { text.into() }
 }

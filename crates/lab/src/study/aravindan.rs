@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use sarsen_node::stores::CacheMode;
 
-use super::{Choices, Initiator, Measurement, Plan, Point, Study, load_for};
+use super::{Choices, Initiator, Measurement, Plan, Point, Study, features, load_for, recovery};
 use crate::access::AccessPattern;
 use crate::multipath::{self, Fault, PathUse};
 use crate::network::LinkProfile;
@@ -89,6 +89,9 @@ const LOADS: [(&str, AccessPattern); 2] = [
     ),
 ];
 
+/// The shortest measurement over a faulty line: several connections must be closed.
+const RECOVERY_SHORTEST: Duration = Duration::from_millis(250);
+
 /// The study.
 #[derive(Clone, Copy, Debug)]
 pub struct Aravindan;
@@ -152,6 +155,18 @@ impl Study for Aravindan {
             }
         }
         points.extend(disks::points(&targets_under_test[0], choices.scale, [warm_up, duration]));
+        let loopback = LinkProfile::loopback().name;
+        points.extend(features::points(&targets_under_test, &loopback, MODES[0].name));
+        let forms = match choices.scale {
+            // It has time for a few.
+            Scale::Quick => {
+                vec![recovery::LEVELS[0], recovery::LEVELS[2], recovery::SECOND_CONNECTIONS[2]]
+            }
+            Scale::Full => [recovery::LEVELS, recovery::SECOND_CONNECTIONS].concat(),
+        };
+        let (of, place) = (&targets_under_test[..1], (&*loopback, MODES[0].name));
+        let times = (choices.scale, duration.max(RECOVERY_SHORTEST));
+        points.extend(recovery::points(of, place, &forms, 1, times));
         let rounds = match choices.scale {
             Scale::Quick => 1,
             Scale::Full => ROUNDS.div_ceil(REPETITIONS),

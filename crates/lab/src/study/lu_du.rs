@@ -6,15 +6,17 @@
 //! WAN is an addition to the study. Files over iSCSI and NFS are measured in guests; those over SMB are shown as published.
 //!
 //! Each block test of the study took five minutes, with random addresses on the whole disk. Its heavy load used six disks
-//! at random; here it uses one volume. The sizes of the requests of its trace are not published: their mean follows from
+//! at random; here it uses one volume, and six. The sizes of the requests of its trace are not published: their mean follows from
 //! the published throughput, response time and number of threads.
 
+mod disks;
 mod factors;
 mod files;
 mod report;
 mod setup;
 #[cfg(test)]
 mod tests;
+mod traffic;
 
 use std::time::Duration;
 
@@ -112,24 +114,40 @@ impl Study for LuDu {
             };
             let present: Vec<_> = targets_under_test.iter().enumerate().filter(on_this).collect();
             points.extend(points_on(way, &present, choices.scale));
+            // A quick run has time for one target over the LAN.
+            let on_disks = match (choices.scale, place) {
+                (Scale::Quick, 0) => &present[..1],
+                (Scale::Full, _) if way.link.delay.is_zero() => &present[..],
+                _ => &[],
+            };
+            points.extend(disks::points(way, on_disks, choices.scale));
+            let first = first_remote(&targets_under_test);
+            // A long delay hides what others do.
+            if way.link.delay.is_zero() && !is_direct(&targets_under_test[first]) {
+                let target = (first, &targets_under_test[first]);
+                points.extend(traffic::points(way, target, choices.scale));
+            }
         }
         let own = targets_under_test.iter().position(|one| *one == TargetUnderTest::Sarsen);
         let guests = own.map(|_| files::plan(choices.scale));
         points
             .extend(own.into_iter().flat_map(|own| factors::points(own, sessions(choices.scale))));
+        let whole = VolumeSpec {
+            name: VOLUME.into(),
+            medium: choices.medium.unwrap_or(Medium::Ram),
+            bytes: match choices.scale {
+                Scale::Quick => 128 << 20,
+                // This size includes the highest address of the trace.
+                Scale::Full => 1 << 30,
+            },
+            cache: CacheMode::None,
+            striping: None,
+        };
+        let disks = disks::volumes(&whole);
+        let volumes = std::iter::once(whole).chain(disks).collect();
         Plan {
             links: ways.into_iter().map(|way| way.link).collect(),
-            volumes: vec![VolumeSpec {
-                name: VOLUME.into(),
-                medium: choices.medium.unwrap_or(Medium::Ram),
-                bytes: match choices.scale {
-                    Scale::Quick => 128 << 20,
-                    // This size includes the highest address of the trace.
-                    Scale::Full => 1 << 30,
-                },
-                cache: CacheMode::None,
-                striping: None,
-            }],
+            volumes,
             targets_under_test,
             limits: true,
             points,

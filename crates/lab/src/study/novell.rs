@@ -6,8 +6,11 @@
 //! comparisons are the same here. Links with a low rate, a delay or packet loss represent bad cables and adapters.
 
 mod block_cost;
+mod effects;
+mod initiators;
 mod negotiation;
 mod report;
+mod stripes;
 #[cfg(test)]
 mod tests;
 
@@ -42,6 +45,9 @@ const QUICK_SIZES: [u32; 4] = [4 * KIB, 64 * KIB, 512 * KIB, 4096 * KIB];
 /// The I/O size of the comparison of cables and adapters.
 const LINK_SIZE: u32 = 64 * KIB;
 
+/// The I/O size of the writes that fill a line.
+const LINE_SIZE: u32 = 4096 * KIB;
+
 /// The first link of the comparison, which has the common MTU and no impairments.
 const PLAIN: &str = "plain";
 /// The link whose frames a bridge forwards.
@@ -75,6 +81,9 @@ impl Study for Novell {
             times.warm_up,
             times.sweep,
         ));
+        // A quick run has time for one target.
+        let count = if choices.scale == Scale::Quick { 1 } else { targets_under_test.len() };
+        points.extend(initiators::points(&targets_under_test[..count], media[0], times.sweep));
         let mut links = vec![LinkProfile::loopback()];
         if choices.links {
             points.extend(faults(&targets_under_test, media[0], times));
@@ -84,9 +93,15 @@ impl Study for Novell {
             Scale::Quick => 128 << 20,
             Scale::Full => 1 << 30,
         };
+        let mut volumes: Vec<_> = media.iter().map(|medium| volume(*medium, bytes)).collect();
+        let own = targets_under_test.iter().position(|one| *one == TargetUnderTest::Sarsen);
+        if let Some(own) = own.filter(|_| media.contains(&Medium::Disk)) {
+            points.extend(stripes::points(own, times));
+            volumes.push(stripes::striped(bytes));
+        }
         Plan {
             links,
-            volumes: media.iter().map(|medium| volume(*medium, bytes)).collect(),
+            volumes,
             targets_under_test,
             limits: true,
             points,
@@ -151,7 +166,7 @@ fn profiles() -> Vec<LinkProfile> {
     vec![
         plain_link(PLAIN),
         LinkProfile { has_switch: true, ..plain_link(SWITCH) },
-        link_with_rate(1000.0),
+        line(),
         link_with_rate(100.0),
         link_with_loss(0.1),
         link_with_loss(1.0),
@@ -162,6 +177,11 @@ fn profiles() -> Vec<LinkProfile> {
 
 fn plain_link(name: &str) -> LinkProfile {
     LinkProfile::plain(name, MTU)
+}
+
+/// Returns the link with the rate of the study's network.
+fn line() -> LinkProfile {
+    link_with_rate(1000.0)
 }
 
 fn link_with_rate(mbit: f64) -> LinkProfile {
@@ -282,5 +302,14 @@ fn faults(targets_under_test: &[TargetUnderTest], medium: Medium, times: Times) 
             points.push(cell.point(index, times.warm_up, times.link));
         }
     }
+    let target = targets_under_test[index].to_string();
+    let cell =
+        line_cell(&target, medium.as_str(), &line().name).point(index, times.warm_up, times.link);
+    points.push(cell);
     points
+}
+
+/// Returns the cell of large writes over a link with the rate of the study's network.
+const fn line_cell<'a>(target: &'a str, medium: &'a str, link: &'a str) -> Cell<'a> {
+    Cell { target, medium, operation: OPERATIONS[1], access: SEQUENTIAL, bytes: LINE_SIZE, link }
 }

@@ -15,8 +15,7 @@ mod virtual_machine;
 
 use std::time::Duration;
 
-use super::layout;
-use super::{Choices, Initiator, Plan, Point, Study, load_for};
+use super::{Choices, Initiator, Plan, Point, Study, features, layout, load_for, recovery};
 use crate::access::{self, NamedPattern};
 use crate::network::LinkProfile;
 use crate::published;
@@ -42,6 +41,15 @@ const VOLUME: &str = "lun";
 const THEIRS: [&str; 4] = ["IET", "SCST", "LIO", "ISTGT"];
 /// The initiator of the thesis that is comparable with this load generator.
 const INITIATOR: &str = "physical";
+
+/// What the thesis says of error recovery.
+const THEIR_RECOVERY: &str = "The thesis supposes, without a measurement, that better error recovery keeps the throughput \
+                              under errors while several initiators work, and that LIO is best for that reason. Here three \
+                              initiators read at once.";
+/// What the thesis says of the features of its targets.
+const THEIR_FEATURES: &str = "The thesis compares documents: persistent reservations in SCST, LIO and ISTGT; several \
+                              connections of a session in LIO and ISTGT; ErrorRecoveryLevel 2 in LIO and 0 in SCST; \
+                              copies by the target in ISTGT alone.";
 
 /// The study.
 #[derive(Debug)]
@@ -114,6 +122,13 @@ impl Study for Trinkle {
         if let Some(link) = links.first() {
             let (volume, targets_under_test) = (VOLUME, &targets_under_test);
             points.extend(initiators::points(targets_under_test, link, volume, warm_up, duration));
+            points.extend(features::points(targets_under_test, &link.name, volume));
+            // A quick run has time for one target.
+            let count = if choices.scale == Scale::Quick { 1 } else { targets_under_test.len() };
+            let (place, of) = ((&*link.name, volume), &targets_under_test[..count]);
+            let (levels, initiators) = (&recovery::LEVELS, initiators::COUNTS[2] as usize);
+            let times = (choices.scale, duration);
+            points.extend(recovery::points(of, place, levels, initiators, times));
         }
         let mut volumes = vec![alignment::volume(&whole), whole];
         // The link with the largest packets delays the I/Os least.
@@ -147,6 +162,8 @@ impl Study for Trinkle {
         sections.extend(latencies(run));
         sections.extend(virtual_machine::section(run));
         sections.extend(initiators::section(run));
+        sections.extend(recovery::section(run, &recovery::LEVELS, THEIR_RECOVERY));
+        sections.extend(features::section(run, THEIR_FEATURES));
         sections.extend(frame_sizes::section(run));
         sections.extend(alignment::section(run));
         sections.push(every_run(run));

@@ -773,7 +773,7 @@ fn pool_that_keeps(devices: &[Arc<SimulatedDevice>]) -> (Pool, VolumeId, Arc<Poo
         let (pool, id) = pool_with(devices, &mirrored(2, 1)).await;
         let other = NewVolume { label: label("other"), ..mirrored(1, 2) };
         let other = pool.create_volume(&other).await.expect("created");
-        fill(&*pool.open_volume(other).await.expect("opened"), 9).await;
+        fill(&pool.open_volume(other).await.expect("opened"), 9).await;
         let store = pool.open_volume(id).await.expect("opened");
         fill(&store, 1).await;
         fill(&store, 1).await;

@@ -1,6 +1,6 @@
 //! A comparison of cache modes, the order of targets, and the time of a failover next to its formula.
 
-use super::super::layout;
+use super::super::{features, layout, recovery};
 use super::{CACHE, FAILOVER, LOADS, MODES, Mode, OPERATIONS, PATH_COUNT, TARGET, disks, labels};
 use crate::multipath::{FAILOVER_MS, LINK_RATE_MBIT, LONGEST_FAILOVER_MS};
 use crate::published::aravindan::{
@@ -13,6 +13,15 @@ use crate::target_under_test::TargetUnderTest;
 
 /// The name of the medium without iSCSI, which has no target process to measure.
 const DIRECT: &str = "direct";
+
+/// What the study says of the features of LIO.
+const THEIR_FEATURES: &str = "The study names these features of LIO: persistent reservations, asymmetric access, \
+                              ErrorRecoveryLevel 0 to 2, several connections of a session, T10 DIF.";
+
+/// What the study says of error recovery, and of second connections.
+const THEIR_RECOVERY: &str = "The study describes the three levels, and prefers MPIO to several connections of a session by \
+                              argument: MPIO works with any transport; several connections of a session fail over within \
+                              it. It measured neither.";
 
 pub(super) fn report(run: &Run) -> Report {
     let mut sections = vec![
@@ -28,6 +37,9 @@ pub(super) fn report(run: &Run) -> Report {
     ];
     // A run of a part of the cells has no figures for some sections.
     sections.retain(|section| !section.blocks.is_empty());
+    let forms = [recovery::LEVELS, recovery::SECOND_CONNECTIONS].concat();
+    sections.extend(recovery::section(run, &forms, THEIR_RECOVERY));
+    sections.extend(features::section(run, THEIR_FEATURES));
     sections.extend(layout::limits(run));
     Report {
         title: "Cache modes, the order of targets, and failover".into(),

@@ -3,7 +3,7 @@
 use super::super::layout;
 use super::{
     HEAVY, HEAVY_DEPTH, HEAVY_SIZES, LIGHT, LIGHT_SIZES, MIXES, NETWORK, NO_NETWORK, OPERATIONS,
-    PART, SET_UP, TARGET, TRACE, factors, files, heavy, light, requests, setup,
+    PART, SET_UP, TARGET, TRACE, disks, factors, files, heavy, light, requests, setup, traffic,
 };
 use crate::published::{self, LU_DU_TRACE};
 use crate::record::{Labels, Outcome, Run, figure};
@@ -27,7 +27,9 @@ pub(super) fn report(run: &Run) -> Report {
         light_means(run),
         light_spread(run),
         added(run),
+        traffic::section(run),
         heavy_load(run),
+        disks::section(run),
         trace(run),
         set_up(run),
         factors::section(run),

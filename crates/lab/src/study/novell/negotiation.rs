@@ -71,6 +71,11 @@ fn labels(target: &str, medium: &str, operation: &str, offer: &str) -> Labels {
         .with(NEGOTIATION, offer)
 }
 
+/// Returns the offers with their cells. The first one is the basis of the comparison.
+pub(super) fn offers(target: &str, medium: &str, operation: &str) -> Vec<(&'static str, Labels)> {
+    OFFERS.iter().map(|offer| (offer.name, labels(target, medium, operation, offer.name))).collect()
+}
+
 /// Returns the cells of all targets with a protocol.
 pub(super) fn points(
     targets_under_test: &[TargetUnderTest],

@@ -2,8 +2,8 @@
 
 use super::super::layout;
 use super::{
-    Cell, LINK_SIZE, MEDIUM, OPERATIONS, PLAIN, RANDOM, SEQUENTIAL, TARGET, block_cost,
-    negotiation, profiles, sizes,
+    Cell, LINE_SIZE, LINK_SIZE, MEDIUM, OPERATIONS, PLAIN, RANDOM, SEQUENTIAL, TARGET, block_cost,
+    effects, initiators, line, line_cell, negotiation, profiles, sizes, stripes,
 };
 use crate::network::LinkProfile;
 use crate::published::{self, NovellRow};
@@ -20,15 +20,18 @@ const COST_SIZES: [u32; 2] = [4 << 10, 64 << 10];
 const COSTS: [(&str, u8); 3] =
     [(figure::P50_US, 0), (figure::P99_US, 0), (figure::TARGET_CPU_US_PER_IO, 1)];
 /// The name of the medium without iSCSI, which has no target process to measure.
-const DIRECT: &str = "direct";
+pub(super) const DIRECT: &str = "direct";
 
 pub(super) fn report(run: &Run) -> Report {
     let mut sections = vec![charts(run), sequential(run), random(run), shares(run)];
+    sections.extend(stripes::section(run));
     sections.extend(layout::limits(run));
     sections.push(links(run));
     sections.push(costs(run));
     sections.extend(block_cost::section(run));
+    sections.extend(effects::section(run));
     sections.extend(negotiation::section(run));
+    sections.extend(initiators::section(run));
     sections.extend(negotiated(run));
     Report {
         title: "Block sizes, media and links: the limits of iSCSI".into(),
@@ -255,7 +258,7 @@ fn shares(run: &Run) -> Section {
     Section { heading: "Share of the medium's speed over iSCSI".into(), blocks }
 }
 
-fn share(both: Option<(f64, f64)>) -> report::Cell {
+pub(super) fn share(both: Option<(f64, f64)>) -> report::Cell {
     match both {
         Some((part, whole)) if whole > 0.0 => {
             report::Cell::Percent { value: 100.0 * part / whole, decimals: 1 }
@@ -330,6 +333,7 @@ fn links(run: &Run) -> Section {
     )];
     if let Some((target, medium)) = target.zip(medium) {
         blocks.push(links_table(run, target, medium));
+        blocks.push(line_table(run, target, medium));
     } else {
         blocks.push(Block::Text("This run created no links.".into()));
     }
@@ -399,12 +403,34 @@ fn links_table(run: &Run, target: &str, medium: &str) -> Block {
             "A maximum: an I/O of 64K takes at least the round trip and its transmission time. More \
              than one outstanding I/O hides the round trip, not the transmission time."
                 .into(),
-            "The study's switch cost 3 % of its throughput (71 instead of 73.5 MB/s). With writes of 4M, its fastest pair reached 114 of \
-             the 120 MB/s of its line."
+            "The study's switch cost 3 % of its throughput (71 instead of 73.5 MB/s)."
                 .into(),
             "Every link has an MTU of 1500. Delay and loss apply to each direction. The p99 is the \
              median of the runs."
                 .into(),
+        ],
+        ..Table::default()
+    })
+}
+
+/// Returns the table of large writes, which the study found to fill nearly its whole line.
+fn line_table(run: &Run, target: &str, medium: &str) -> Block {
+    let row = |who: String, mb_per_s: report::Cell, mean: Option<f64>, line: f64| {
+        let of_line = mean.map(|mean| (mean, line));
+        vec![layout::text(who), mb_per_s, layout::number(Some(line), 0), share(of_line)]
+    };
+    let link = line();
+    let rate = link.rate_mbit.unwrap_or_default() / 8.0;
+    let cell = line_cell(target, medium, &link.name).labels();
+    let mean = Summary::of(&run.figures(&cell, figure::MB_PER_S)).map(|summary| summary.mean);
+    let ours = layout::cell(run, &cell, figure::MB_PER_S, 1);
+    let theirs = published::novell_mb_per_s("Table 2", LINE_SIZE, "RAM drive");
+    Block::Table(Table {
+        caption: format!("Sequential writes of {}, one outstanding", layout::size_name(LINE_SIZE)),
+        columns: ["Target", "MB/s", "Line, MB/s", "Share of the line, %"].map(Into::into).to_vec(),
+        rows: vec![
+            row(format!("{target}, {}", link.name), ours, mean, rate),
+            row("Novell, Table 2".into(), layout::published(theirs, 1), theirs, 120.0),
         ],
         ..Table::default()
     })

@@ -7,8 +7,14 @@ use crate::record::Outcome;
 fn the_plans_can_be_carried_out_and_the_quick_one_is_quick() {
     soundness::plans(&Novell);
     let plan = Novell.plan(&soundness::choices(Scale::Full));
-    // Eleven sizes of sequential writes and eight of each other access, on two media, for four targets; and the links.
-    assert_eq!(plan.points.len(), (11 + 3 * 8) * 2 * 4 + 8 * 2 + 7 * 2 * 3);
+    // Eleven sizes of sequential writes and eight of each other access, on two media, for four targets.
+    let sweep = (11 + 3 * 8) * 2 * 4;
+    // Two operations over eight links, and large writes over one.
+    let links = 8 * 2 + 1;
+    // Seven offers of parameters, and three sizes by another initiator, for three targets.
+    let (offers, initiators) = (7 * 2 * 3, 3 * 2 * 3);
+    let stripes = 2 * 2 * 2;
+    assert_eq!(plan.points.len(), sweep + links + offers + initiators + stripes);
 }
 
 #[test]
@@ -17,7 +23,7 @@ fn every_published_figure_is_shown_beside_ours() {
     let report = soundness::report(&Novell, &run);
     soundness::shows(&report, published::novell().iter().map(|row| row.mb_per_s));
     let headings: Vec<_> = report.sections.iter().map(|section| section.heading.as_str()).collect();
-    assert_eq!(headings.len(), 10, "{headings:?}");
+    assert_eq!(headings.len(), 13, "{headings:?}");
     assert!(headings.contains(&"Negotiated values"), "{headings:?}");
 }
 

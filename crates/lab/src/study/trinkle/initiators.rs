@@ -15,7 +15,7 @@ const NAME: &str = "Several initiators";
 const INITIATORS: &str = "initiators";
 
 /// The thesis used up to three.
-const COUNTS: [u32; 3] = [1, 2, 3];
+pub(super) const COUNTS: [u32; 3] = [1, 2, 3];
 /// The specifications of which the initiators run one: large reads and small reads.
 const SPECIFICATIONS: [&str; 2] = ["Maximum Throughput", "Maximum IOPS"];
 
