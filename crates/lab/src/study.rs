@@ -84,6 +84,8 @@ pub struct Plan {
     pub points: Vec<Point>,
     /// The measurements in guests, after the cells of a repetition.
     pub guests: Option<GuestPlan>,
+    /// The names of volumes that cells use together.
+    pub together: Vec<String>,
     /// Number of measurements of each cell.
     pub repetitions: u32,
 }
@@ -99,6 +101,14 @@ impl Plan {
     fn time_in_guests(&self) -> Duration {
         self.guests.as_ref().map_or(Duration::ZERO, |guests| {
             guests.points.iter().map(|point| point.time).sum::<Duration>() * guests.repetitions
+        })
+    }
+
+    /// Returns whether a cell needs a volume.
+    fn uses(&self, volume: &str) -> bool {
+        let is_together = |name: &str| self.together.iter().any(|other| other == name);
+        self.points.iter().any(|point| {
+            point.volume == volume || is_together(&point.volume) && is_together(volume)
         })
     }
 

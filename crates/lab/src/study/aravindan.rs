@@ -197,6 +197,7 @@ impl Study for Aravindan {
             limits: true,
             points,
             guests: None,
+            together: Vec::new(),
             repetitions: REPETITIONS,
         }
     }

@@ -1,12 +1,15 @@
 //! What each target offers: session parameters that it grants, and commands that it knows. The studies compare these from
 //! documents; here the targets are asked.
 
+use std::pin::pin;
 use std::time::Duration;
 
+use futures_util::future::{Either, select};
 use sarsen_initiator::{
-    Command, DigestOffer, Sense, Session, SessionError, SessionOptions, TransferRequest, Unit, Url,
+    Command, DigestOffer, Sense, SessionError, SessionOptions, TransferRequest, Unit, Url,
 };
 use sarsen_io::cores::{FileEngine, block_on};
+use sarsen_io::time;
 use sarsen_proto::iscsi::DigestKind;
 use sarsen_wire::scsi::inquiry::FLAGS_5_PROTECT;
 use sarsen_wire::scsi::opcode;
@@ -23,7 +26,7 @@ const FEATURES: &str = "features";
 /// Approximate time of a session with all questions.
 const TIME: Duration = Duration::from_millis(20);
 /// How long a target may take for an answer.
-const LIMIT: Duration = Duration::from_secs(2);
+const LIMIT: Duration = Duration::from_millis(500);
 /// Number of connections that the session offers, which is more than most targets grant.
 const CONNECTIONS: u32 = 16;
 /// The highest level of error recovery.
@@ -32,62 +35,65 @@ const RECOVERY_LEVEL: u8 = 2;
 /// SERVICE ACTION of MAINTENANCE IN (SPC-4 6.35, 6.37).
 const REPORT_TARGET_PORT_GROUPS: u8 = 0x0a;
 const REPORT_SUPPORTED_OPERATION_CODES: u8 = 0x0c;
+/// SUPPORT: 3 and 5 are commands that the target supports (SPC-4 6.35.3).
+const SUPPORT: u8 = 0x07;
 /// ADDITIONAL SENSE CODE (SPC-4 annex D).
 const INVALID_OPERATION_CODE: u8 = 0x20;
 const INVALID_FIELD_IN_CDB: u8 = 0x24;
 
-/// A command that a target may know. None of them changes a block: those that could have no blocks and no parameters.
+/// A command that a target may know.
 struct Question {
     name: &'static str,
-    cdb: &'static [u8],
-    reads: u32,
+    ask: Ask,
 }
+
+/// How a target is asked for a command.
+enum Ask {
+    /// The command is sent, and returns a maximum of bytes. It changes no block: one that could has no blocks and no
+    /// parameters.
+    Send(&'static [u8], u32),
+    /// REPORT SUPPORTED OPERATION CODES is asked for it: without data, it stalls istgt for seconds.
+    Report(u8),
+}
+
+/// Maximum number of bytes of an answer.
+const ANSWER: u8 = 255;
 
 const QUESTIONS: [Question; 9] = [
     Question {
         name: "persistent reservations",
-        cdb: &[opcode::PERSISTENT_RESERVE_IN, 0, 0, 0, 0, 0, 0, 0, 64, 0],
-        reads: 64,
+        ask: Ask::Send(
+            &[opcode::PERSISTENT_RESERVE_IN, 0, 0, 0, 0, 0, 0, 0, ANSWER, 0],
+            ANSWER as u32,
+        ),
     },
     Question {
         name: "asymmetric access (ALUA)",
-        cdb: &[opcode::MAINTENANCE_IN, REPORT_TARGET_PORT_GROUPS, 0, 0, 0, 0, 0, 0, 0, 255, 0, 0],
-        reads: 255,
+        ask: Ask::Send(&maintenance_in(REPORT_TARGET_PORT_GROUPS, 0, 0), ANSWER as u32),
     },
     Question {
         name: "REPORT SUPPORTED OPERATION CODES",
-        cdb: &[
-            opcode::MAINTENANCE_IN,
-            REPORT_SUPPORTED_OPERATION_CODES,
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
-            255,
-            0,
-            0,
-        ],
-        reads: 255,
+        ask: Ask::Send(&maintenance_in(REPORT_SUPPORTED_OPERATION_CODES, 0, 0), ANSWER as u32),
     },
-    Question { name: "UNMAP", cdb: &[opcode::UNMAP, 0, 0, 0, 0, 0, 0, 0, 0, 0], reads: 0 },
-    Question { name: "COMPARE AND WRITE", cdb: &[opcode::COMPARE_AND_WRITE], reads: 0 },
-    Question { name: "WRITE ATOMIC (16)", cdb: &[opcode::WRITE_ATOMIC_16], reads: 0 },
-    Question { name: "EXTENDED COPY", cdb: &[opcode::THIRD_PARTY_COPY_OUT], reads: 0 },
+    Question { name: "UNMAP", ask: Ask::Send(&[opcode::UNMAP, 0, 0, 0, 0, 0, 0, 0, 0, 0], 0) },
+    Question { name: "COMPARE AND WRITE", ask: Ask::Report(opcode::COMPARE_AND_WRITE) },
+    Question { name: "WRITE ATOMIC (16)", ask: Ask::Send(&[opcode::WRITE_ATOMIC_16], 0) },
+    Question { name: "EXTENDED COPY", ask: Ask::Send(&[opcode::THIRD_PARTY_COPY_OUT], 0) },
     Question {
         name: "PRE-FETCH (16)",
         // One block: none would mean all.
-        cdb: &[opcode::PRE_FETCH_16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
-        reads: 0,
+        ask: Ask::Send(&[opcode::PRE_FETCH_16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1], 0),
     },
     Question {
         name: "LOG SENSE",
-        cdb: &[opcode::LOG_SENSE, 0, 0x40, 0, 0, 0, 0, 0, 64, 0],
-        reads: 64,
+        ask: Ask::Send(&[opcode::LOG_SENSE, 0, 0x40, 0, 0, 0, 0, 0, ANSWER, 0], ANSWER as u32),
     },
 ];
+
+/// Returns a MAINTENANCE IN command with bytes 2 and 3 of its service action.
+const fn maintenance_in(service_action: u8, options: u8, code: u8) -> [u8; 12] {
+    [opcode::MAINTENANCE_IN, service_action, options, code, 0, 0, 0, 0, 0, ANSWER, 0, 0]
+}
 
 /// The names of the answers that are not about one command, in the order of the table.
 const OTHERS: [&str; 6] = [
@@ -124,14 +130,11 @@ async fn ask(url: &Url, options: &SessionOptions) -> Result<Measures, SessionErr
         error_recovery_level: RECOVERY_LEVEL,
         ..options.clone()
     };
-    let session = Session::log_in(url, &offering).await?;
-    let parameters = session.parameters();
-    session.logout().await?;
-    let unit = Unit::connect(url, options).await?;
+    let mut unit = Unit::connect(url, &offering).await?;
+    let parameters = unit.session().parameters();
     let inquiry = unit.inquiry().await?;
     let flags = unit.inquiry_data(None).await?.get(5).copied().unwrap_or_default();
     let has_cache = unit.caching().await?.map(|caching| yes_or_no(caching.write_cache));
-    unit.logout().await?;
     let has_digests = parameters.header_digest == DigestKind::Crc32c
         && parameters.data_digest == DigestKind::Crc32c;
     let others = [
@@ -144,27 +147,45 @@ async fn ask(url: &Url, options: &SessionOptions) -> Result<Measures, SessionErr
     ];
     let mut texts: Vec<_> = OTHERS.iter().map(|name| (*name).to_owned()).zip(others).collect();
     for question in QUESTIONS {
-        texts.push((question.name.to_owned(), question.answer(url, options).await?.into()));
+        let answer = question.answer(&unit).await?;
+        if answer.is_none() {
+            // The session may wait for it forever. Its connections end without a logout.
+            unit = Unit::connect(url, &offering).await?;
+        }
+        texts.push((question.name.to_owned(), answer.unwrap_or("no answer").into()));
     }
+    unit.logout().await?;
     Ok(Measures { texts: texts.into_iter().collect(), ..Measures::default() })
 }
 
 impl Question {
-    /// Asks it in a session of its own: not every target answers a command that it does not know.
-    async fn answer(&self, url: &Url, options: &SessionOptions) -> Result<&str, SessionError> {
-        let unit = Unit::connect(url, options).await?;
-        let transfer = match self.reads {
-            0 => TransferRequest::None,
-            reads => TransferRequest::Read(reads),
+    /// Asks it, and returns the answer in words; `None` if there is none.
+    async fn answer(&self, unit: &Unit) -> Result<Option<&'static str>, SessionError> {
+        /// REPORTING OPTIONS: one command.
+        const ONE_COMMAND: u8 = 1;
+        let command = match self.ask {
+            Ask::Send(cdb, 0) => Command::new(cdb, TransferRequest::None),
+            Ask::Send(cdb, reads) => Command::new(cdb, TransferRequest::Read(reads)),
+            Ask::Report(code) => Command::new(
+                &maintenance_in(REPORT_SUPPORTED_OPERATION_CODES, ONE_COMMAND, code),
+                TransferRequest::Read(ANSWER.into()),
+            ),
         };
-        let command = Command { time_limit: Some(LIMIT), ..Command::new(self.cdb, transfer) };
-        let answer = match unit.execute(command).await {
-            Err(SessionError::CommandTimedOut { .. }) => return Ok("no answer"),
-            answer => answer?,
+        let operation_code = command.cdb[0];
+        let late = time::sleep_until(time::now() + LIMIT);
+        let answer = match select(pin!(unit.execute(command)), pin!(late)).await {
+            Either::Left((answer, _)) => answer?,
+            Either::Right(_) => return Ok(None),
         };
-        unit.logout().await?;
         let sense_code = Sense::of(&answer).map(|sense| sense.asc);
-        Ok(yes_or_no(is_known(self.cdb[0], answer.is_good(), sense_code)))
+        let is_known = is_known(operation_code, answer.is_good(), sense_code);
+        Ok(Some(match self.ask {
+            Ask::Send(..) => yes_or_no(is_known),
+            Ask::Report(_) => match answer.data.as_deref().and_then(|data| data.get(1)) {
+                Some(support) if is_known => yes_or_no(matches!(support & SUPPORT, 3 | 5)),
+                _ => "unknown",
+            },
+        }))
     }
 }
 

@@ -144,6 +144,7 @@ impl Study for LuDu {
             striping: None,
         };
         let disks = disks::volumes(&whole);
+        let together = disks.iter().map(|disk| disk.name.clone()).collect();
         let volumes = std::iter::once(whole).chain(disks).collect();
         Plan {
             links: ways.into_iter().map(|way| way.link).collect(),
@@ -152,6 +153,7 @@ impl Study for LuDu {
             limits: true,
             points,
             guests,
+            together,
             repetitions: REPETITIONS,
         }
     }

@@ -106,6 +106,7 @@ impl Study for Novell {
             limits: true,
             points,
             guests: None,
+            together: Vec::new(),
             repetitions: REPETITIONS,
         }
     }

@@ -226,7 +226,8 @@ fn plan(study: &dyn Study, choices: &Choices, settings: &Settings) -> Result<Pla
     if let Some(guests) = &mut plan.guests {
         guests.points.retain(|point| is_wanted(&point.labels, &settings.only));
     }
-    plan.volumes.retain(|volume| plan.points.iter().any(|point| point.volume == volume.name));
+    let volumes = std::mem::take(&mut plan.volumes);
+    plan.volumes = volumes.into_iter().filter(|volume| plan.uses(&volume.name)).collect();
     Ok(plan)
 }
 

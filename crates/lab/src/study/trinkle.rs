@@ -149,6 +149,7 @@ impl Study for Trinkle {
             limits: true,
             points,
             guests: None,
+            together: Vec::new(),
             repetitions: REPETITIONS,
         }
     }

@@ -65,6 +65,7 @@ impl Study for Small {
             limits: false,
             points,
             guests: None,
+            together: Vec::new(),
             repetitions: 2,
         }
     }
@@ -296,6 +297,16 @@ fn only_volumes_of_selected_cells_are_created() {
     assert_eq!(volumes(&fixture).len(), 2);
     fixture.settings.only = vec![("test".into(), "Web Server".into())];
     assert_eq!(volumes(&fixture), ["lun"]);
+}
+
+#[test]
+fn volumes_that_are_used_together_are_all_created() {
+    let mut fixture = RunnerFixture::new(vec![TargetUnderTest::Direct]);
+    fixture.choices.targets_under_test = vec![TargetUnderTest::Sarsen];
+    fixture.settings.only = vec![("part".into(), "six disks".into())];
+    let plan = plan(&crate::study::lu_du::LuDu, &fixture.choices, &fixture.settings).unwrap();
+    let names: Vec<_> = plan.volumes.iter().map(|volume| volume.name.as_str()).collect();
+    assert_eq!(names, ["disk1", "disk2", "disk3", "disk4", "disk5", "disk6"]);
 }
 
 #[test]
