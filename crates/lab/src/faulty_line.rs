@@ -1,4 +1,4 @@
-//! A port in front of a target that forwards its connections faultily: to measure what error recovery is worth.
+//! Ports in front of a target that forward its connections faultily: to measure what error recovery is worth.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use sarsen_io::{threads, time};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
@@ -22,7 +23,7 @@ pub(crate) enum LineFault {
     Nothing,
     /// The oldest connection is closed after each of these times.
     Closed(Duration),
-    /// One bit is flipped in each of so many bytes from the target.
+    /// After each of so many bytes of a connection from the target, one bit is flipped.
     Flipped(u64),
 }
 
@@ -44,18 +45,22 @@ impl Shared {
 
 /// A line to a target. It ends when this is dropped.
 pub(crate) struct FaultyLine {
-    address: SocketAddr,
+    addresses: Vec<SocketAddr>,
     shared: Arc<Shared>,
     end: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl FaultyLine {
-    /// Forwards connections of a free port to the target. There are no faults yet.
-    pub(crate) fn to(target: SocketAddr, fault: LineFault) -> io::Result<Self> {
-        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        listener.set_nonblocking(true)?;
-        let address = listener.local_addr()?;
+    /// Forwards connections of so many free ports to the target. There are no faults yet.
+    pub(crate) fn to(target: SocketAddr, fault: LineFault, ports: usize) -> io::Result<Self> {
+        let bind = |_| {
+            let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+            listener.set_nonblocking(true)?;
+            Ok::<_, io::Error>((listener.local_addr()?, listener))
+        };
+        let bound = (0..ports).map(bind).collect::<Result<Vec<_>, _>>()?;
+        let (addresses, listeners): (Vec<_>, Vec<_>) = bound.into_iter().unzip();
         let (is_faulty, count) = (AtomicBool::new(false), AtomicU64::new(0));
         let shared = Arc::new(Shared { fault, is_faulty, count });
         let (end, ended) = oneshot::channel();
@@ -63,10 +68,16 @@ impl FaultyLine {
         let work = move || async move {
             let all = LocalSet::new();
             let forwarding = all.run_until(async move {
-                // A listener that cannot be used accepts nothing: the login fails.
-                if let Ok(listener) = TcpListener::from_std(listener) {
-                    forward_all(listener, target, of_thread).await;
+                let connections = Connections::default();
+                if let LineFault::Closed(every) = of_thread.fault {
+                    spawn_local(close_each(every, connections.clone(), of_thread.clone()));
                 }
+                // A listener that cannot be used accepts nothing: the login fails.
+                let listeners = listeners.into_iter().flat_map(TcpListener::from_std);
+                let forward = |listener| {
+                    forward_all(listener, target, connections.clone(), of_thread.clone())
+                };
+                join_all(listeners.map(forward)).await;
             });
             tokio::select! {
                 () = forwarding => {}
@@ -74,12 +85,12 @@ impl FaultyLine {
             }
         };
         let thread = threads::spawn_runtime("faulty line", work)?;
-        Ok(Self { address, shared, end: Some(end), thread: Some(thread) })
+        Ok(Self { addresses, shared, end: Some(end), thread: Some(thread) })
     }
 
-    /// Returns the address of the port.
-    pub(crate) const fn address(&self) -> SocketAddr {
-        self.address
+    /// Returns the addresses of the ports.
+    pub(crate) fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
     }
 
     /// Begins or ends the faults.
@@ -105,11 +116,12 @@ impl Drop for FaultyLine {
 /// The connections, the oldest first: each ends when its sender is dropped.
 type Connections = Rc<RefCell<VecDeque<oneshot::Sender<()>>>>;
 
-async fn forward_all(listener: TcpListener, target: SocketAddr, shared: Arc<Shared>) {
-    let connections = Connections::default();
-    if let LineFault::Closed(every) = shared.fault {
-        spawn_local(close_each(every, connections.clone(), shared.clone()));
-    }
+async fn forward_all(
+    listener: TcpListener,
+    target: SocketAddr,
+    connections: Connections,
+    shared: Arc<Shared>,
+) {
     while let Ok((client, _)) = listener.accept().await {
         let (close, closed) = oneshot::channel::<()>();
         connections.borrow_mut().push_back(close);
@@ -207,8 +219,8 @@ mod tests {
     /// Returns a line and both ends of a connection over it.
     fn connection(fault: LineFault) -> (FaultyLine, net::TcpStream, net::TcpStream) {
         let listener = net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let line = FaultyLine::to(listener.local_addr().unwrap(), fault).unwrap();
-        let client = net::TcpStream::connect(line.address()).unwrap();
+        let line = FaultyLine::to(listener.local_addr().unwrap(), fault, 1).unwrap();
+        let client = net::TcpStream::connect(line.addresses()[0]).unwrap();
         let (target, _) = listener.accept().unwrap();
         (line, client, target)
     }

@@ -155,7 +155,7 @@ impl Shared {
             failed.iter().for_each(|&device| state.space.lack(place.slab, regions, device));
         } else {
             // Each copy may have another part of it, also one that is being completed.
-            state.space.differ(place.slab, regions);
+            state.space.keep_first_copy(place.slab, regions);
         }
         self.work.notify_one();
         is_written

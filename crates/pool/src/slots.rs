@@ -396,11 +396,11 @@ impl Space {
         // A journal may be crafted.
         let regions = regions & self.shape.all_regions();
         self.doubt_checksums(number, regions);
-        self.differ(number, regions);
+        self.keep_first_copy(number, regions);
     }
 
-    /// Notes that copies of regions may differ: the first complete one counts.
-    pub(crate) fn differ(&mut self, number: u32, regions: u64) {
+    /// Calls all copies of regions stale but the first complete one: they may differ.
+    pub(crate) fn keep_first_copy(&mut self, number: u32, regions: u64) {
         let Some(slab) = self.slab(number) else { return };
         let complete = || slab.copies.iter().filter(|&(_, is_stale)| !is_stale);
         let online = complete().find(|(slot, _)| self.is_online(slot.device));

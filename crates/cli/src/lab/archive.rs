@@ -142,7 +142,7 @@ pub(super) fn show(arguments: &ShowArguments) -> anyhow::Result<()> {
             .iter()
             .map(|run| run.id)
             .max()
-            .ok_or_else(|| anyhow!("there is no run; `sarsen lab run` makes one"))?,
+            .ok_or_else(|| anyhow!("the archive has no run; `sarsen lab run` measures one"))?,
     };
     let run = archive.run(number)?;
     let document = study::report(find(&run.study)?, &run);
@@ -162,7 +162,7 @@ pub(super) fn show(arguments: &ShowArguments) -> anyhow::Result<()> {
         .stderr(Stdio::null())
         .status();
     if !opened.is_ok_and(|status| status.success()) {
-        note("no browser was opened (xdg-open); open the file in one");
+        note("xdg-open opened no browser; open the file in one");
     }
     Ok(())
 }

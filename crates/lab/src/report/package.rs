@@ -69,8 +69,13 @@ fn write_figures(run: &Run, out: &mut dyn io::Write) -> io::Result<()> {
 const FIGURE_COLUMNS: [(&str, &str, &str); 3] = [
     ("figure", "string", "name of the figure, as in samples.csv"),
     ("unit", "string", "its unit; empty if it has none"),
-    ("description", "string", "what it is"),
+    ("description", "string", "what it is, or its name in words"),
 ];
+
+/// Returns a time in the form of RFC 3339, as the standard wants it.
+fn date_time(seconds: u64) -> String {
+    utc(seconds).replacen(' ', "T", 1).replace(" UTC", "Z")
+}
 
 /// Returns the description of a file.
 fn resource(name: &str, path: &str, what: &str) -> Value {
@@ -118,7 +123,7 @@ fn describe(report: &Report, run: &Run, tables: &[String]) -> Value {
         "name": format!("{}-run-{}", run.study, run.id),
         "title": report.title,
         "description": report.summary.join(" "),
-        "created": utc(run.began_at),
+        "created": date_time(run.ended_at.unwrap_or(run.began_at)),
         "resources": resources,
     })
 }
@@ -129,6 +134,11 @@ mod tests {
 
     use super::super::sample;
     use super::*;
+
+    #[test]
+    fn times_have_the_form_of_the_standard() {
+        assert_eq!(date_time(0), "1970-01-01T00:00:00Z");
+    }
 
     #[test]
     fn all_columns_and_figures_are_described() {

@@ -6,7 +6,7 @@
 //! WAN is an addition to the study. Files over iSCSI and NFS are measured in guests; those over SMB are shown as published.
 //!
 //! Each block test of the study took five minutes, with random addresses on the whole disk. Its heavy load used six disks
-//! at random; here it uses one volume, and six. The sizes of the requests of its trace are not published: their mean follows from
+//! at random; here it uses one volume, and in other cells six. The sizes of the requests of its trace are not published: their mean follows from
 //! the published throughput, response time and number of threads.
 
 mod disks;
@@ -102,6 +102,8 @@ impl Study for LuDu {
 
     fn plan(&self, choices: &Choices) -> Plan {
         let targets_under_test = targets_under_test(choices);
+        // A target that the lab does not start has one volume.
+        let has_disks = targets_under_test.iter().all(TargetUnderTest::is_started_here);
         let mut points = Vec::new();
         let ways: Vec<_> =
             ways().into_iter().take(if choices.links { usize::MAX } else { 1 }).collect();
@@ -116,6 +118,7 @@ impl Study for LuDu {
             points.extend(points_on(way, &present, choices.scale));
             // A quick run has time for one target over the LAN.
             let on_disks = match (choices.scale, place) {
+                _ if !has_disks => &[],
                 (Scale::Quick, 0) => &present[..1],
                 (Scale::Full, _) if way.link.delay.is_zero() => &present[..],
                 _ => &[],
@@ -143,7 +146,7 @@ impl Study for LuDu {
             cache: CacheMode::None,
             striping: None,
         };
-        let disks = disks::volumes(&whole);
+        let disks = if has_disks { disks::volumes(&whole) } else { Vec::new() };
         let together = disks.iter().map(|disk| disk.name.clone()).collect();
         let volumes = std::iter::once(whole).chain(disks).collect();
         Plan {

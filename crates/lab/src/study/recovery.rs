@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use sarsen_block::{Extent, Store as _};
-use sarsen_initiator::{DigestOffer, IscsiStore, Portal, SessionOptions, Url};
+use sarsen_initiator::{DigestOffer, IscsiStore, Portal, RemoteDisk as _, SessionOptions, Url};
 use sarsen_io::cores::{FileEngine, block_on};
 use sarsen_io::time;
 
@@ -85,11 +85,11 @@ impl Load {
             .map_err(|error| error.to_string())?
             .next()
             .ok_or_else(|| format!("{} has no address", portal.host))?;
-        let lines = (0..self.form.paths).map(|_| FaultyLine::to(address, self.fault));
-        let lines: Vec<_> = lines.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
-        let portals = lines.iter().map(|line| Portal {
-            host: line.address().ip().to_string(),
-            port: line.address().port(),
+        let line = FaultyLine::to(address, self.fault, self.form.paths);
+        let line = line.map_err(|error| error.to_string())?;
+        let portals = line.addresses().iter().map(|address| Portal {
+            host: address.ip().to_string(),
+            port: address.port(),
             ..portal.clone()
         });
         let url = Url { portals: portals.collect(), ..url.clone() };
@@ -111,9 +111,15 @@ impl Load {
                 let options =
                     SessionOptions { isid: SessionOptions::default().isid, ..options.clone() };
                 let store = IscsiStore::connect(&url, &options).await;
-                stores.push(Rc::new(store.map_err(|error| error.to_string())?));
+                let store = store.map_err(|error| error.to_string())?;
+                store.attempt_paths(LIMIT).await;
+                let active = store.paths().iter().filter(|path| path.is_active).count();
+                if active < self.form.paths {
+                    return Err(format!("{active} of {} paths are active", self.form.paths));
+                }
+                stores.push(Rc::new(store));
             }
-            let measures = self.read(&stores, &lines, volume_bytes).await;
+            let measures = self.read(&stores, &line, volume_bytes).await;
             for store in stores {
                 store.logout().await.map_err(|error| error.to_string())?;
             }
@@ -126,10 +132,10 @@ impl Load {
     async fn read(
         self,
         stores: &[Rc<IscsiStore>],
-        lines: &[FaultyLine],
+        line: &FaultyLine,
         volume_bytes: u64,
     ) -> Result<Measures, String> {
-        lines.iter().for_each(|line| line.set_faulty(true));
+        line.set_faulty(true);
         let begun = time::now();
         let (bytes, longest) = (Cell::new(0), Cell::new(Duration::ZERO));
         let work = async |store: &IscsiStore, worker: u64| {
@@ -146,14 +152,13 @@ impl Load {
         };
         let workers = stores.iter().flat_map(|store| (0..DEPTH).map(|worker| work(store, worker)));
         let ends = join_all(workers).await;
-        lines.iter().for_each(|line| line.set_faulty(false));
+        line.set_faulty(false);
         ends.into_iter().collect::<Result<Vec<()>, _>>()?;
         let granted = stores[0].unit().session().parameters().error_recovery_level;
-        let count = lines.iter().map(FaultyLine::count).sum::<u64>();
         let figures = [
             (figure::MB_PER_S, bytes.get() as f64 / 1e6 / (time::now() - begun).as_secs_f64()),
             (LONGEST_MS, longest.get().as_secs_f64() * 1e3),
-            (COUNT, count as f64),
+            (COUNT, line.count() as f64),
             (GRANTED, granted.into()),
         ];
         let figures = figures.map(|(name, value)| (name.to_owned(), value)).into();
@@ -210,10 +215,15 @@ pub(super) fn points(
 /// Returns the section with a table for each target. `published` is what the study says.
 pub(super) fn section(run: &Run, forms: &[Form], published: &str) -> Option<Section> {
     let mut columns = vec!["Session".to_owned(), "Granted level".into()];
-    for (name, fault) in FAULTS {
+    let is_measured = |(name, _): &(&str, LineFault)| {
+        run.cells(&Labels::new().with(FAULT, name)).next().is_some()
+    };
+    let faults: Vec<_> = FAULTS.into_iter().filter(is_measured).collect();
+    for &(name, fault) in &faults {
         columns.push(format!("{name}, MB/s"));
         if fault != LineFault::Nothing {
             columns.push(format!("{name}, change"));
+            columns.push(format!("{name}, faults"));
         }
         columns.push(format!("{name}, longest read, ms"));
     }
@@ -231,12 +241,13 @@ pub(super) fn section(run: &Run, forms: &[Form], published: &str) -> Option<Sect
                     layout::text(form.name),
                     layout::number(granted.map(|granted| granted.mean), 0),
                 ];
-                for (name, fault) in FAULTS {
+                for &(name, fault) in &faults {
                     let labels = of(form, name);
                     row.push(layout::cell(run, &labels, figure::MB_PER_S, 0));
                     if fault != LineFault::Nothing {
                         let values = |labels| run.figures(labels, figure::MB_PER_S);
                         row.push(layout::change(&values(&faultless), &values(&labels)));
+                        row.push(layout::median(run, &labels, COUNT, 1.0, 0));
                     }
                     row.push(layout::median(run, &labels, LONGEST_MS, 1.0, 1));
                 }
@@ -254,7 +265,7 @@ pub(super) fn section(run: &Run, forms: &[Form], published: &str) -> Option<Sect
                 "Each session goes through a port of the lab, with digests. At level 0 a lost connection or a wrong digest ends \
                  the session, which logs in again, and the initiator repeats the reads. At level 1 data with a wrong digest is \
                  sent again. At level 2 another connection takes over. MC/S: two connections of one session. MPIO: two sessions, \
-                 each over a port of its own. A longest read is the median of the runs."
+                 each over a port of its own. Faults and the longest read are medians of the runs."
                     .into(),
             ],
             ..Table::default()

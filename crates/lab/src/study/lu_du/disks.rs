@@ -90,7 +90,7 @@ fn measure(
     let loads: Result<Vec<_>, TargetUnderTestError> = (1..=COUNT).map(options).collect();
     match loads.map(|loads| all(&loads)) {
         Ok(outcomes) => sum(outcomes),
-        Err(error) => Outcome::NotMeasured(error.to_string()),
+        Err(error) => error.into(),
     }
 }
 
@@ -149,14 +149,14 @@ pub(super) fn section(run: &Run) -> Section {
             columns: ["Load", "One volume", "Six volumes", "Change"].map(Into::into).to_vec(),
             rows,
             notes: vec![
-                "The six disks of the study reached about 2.5 MB/s (SAN), 2.3 (GigE) and 1.8 (campus) with 4K, and 26, 24 and 8 \
+                "All six volumes are on one medium. The six disks of the study reached about 2.5 MB/s (SAN), 2.3 (GigE) and 1.8 (campus) with 4K, and 26, 24 and 8 \
                  MB/s with 64K: reads were fastest with 4K, writes with 64K."
                     .into(),
             ],
             ..Table::default()
         }));
     }
-    Section { heading: "Heavy load on six disks (figure 2)".into(), blocks }
+    Section { heading: "Heavy load on six volumes (figure 2)".into(), blocks }
 }
 
 #[cfg(test)]

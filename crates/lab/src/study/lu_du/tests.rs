@@ -3,6 +3,15 @@ use super::*;
 use crate::published;
 
 #[test]
+fn a_target_that_the_lab_does_not_start_needs_one_volume() {
+    let target: TargetUnderTest = "iscsi://192.0.2.1/iqn.2026-11.example:a/0".parse().unwrap();
+    let choices = Choices { targets_under_test: vec![target], ..soundness::choices(Scale::Full) };
+    let plan = LuDu.plan(&choices);
+    assert_eq!(plan.volumes.len(), 1);
+    assert!(plan.points.iter().all(|point| point.volume == VOLUME));
+}
+
+#[test]
 fn the_plans_can_be_carried_out_and_the_quick_one_is_quick() {
     soundness::plans(&LuDu);
     let plan = LuDu.plan(&soundness::choices(Scale::Full));

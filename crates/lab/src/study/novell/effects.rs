@@ -4,12 +4,14 @@
 use super::super::layout;
 use super::report::{DIRECT, labels, media};
 use super::{
-    Cell, LINK_SIZE, OPERATIONS, PLAIN, RANDOM, SEQUENTIAL, SWITCH, TARGET, negotiation, profiles,
+    Cell, LINK, LINK_SIZE, OPERATIONS, PLAIN, RANDOM, SEQUENTIAL, SWITCH, TARGET, negotiation,
+    profiles,
 };
 use crate::published;
 use crate::record::{Labels, Run, figure};
 use crate::report::{self, Block, Section, Table};
 use crate::statistics::{Difference, discoveries};
+use crate::target_under_test::TargetUnderTest;
 
 /// The sizes that are compared with 64K.
 const OTHER_SIZES: [u32; 3] = [4 << 10, 512 << 10, 4 << 20];
@@ -49,7 +51,10 @@ fn changes(run: &Run, target: &str) -> Vec<Change> {
         }
         let after = labels(target, medium, operation, RANDOM, LINK_SIZE);
         add("access", (SEQUENTIAL, &base), RANDOM, after, None);
-        for other in run.values(TARGET).into_iter().filter(|other| *other != target) {
+        // The processor of LIO is emulated.
+        let lio = TargetUnderTest::Lio.to_string();
+        let is_compared = |other: &&str| *other != target && *other != lio;
+        for other in run.values(TARGET).into_iter().filter(is_compared) {
             let after = labels(other, medium, operation, SEQUENTIAL, LINK_SIZE);
             let to = if other == DIRECT { "without iSCSI" } else { other };
             add("target", (target, &base), to, after, None);
@@ -85,7 +90,11 @@ fn study_switch(operation: &str, medium: &str) -> Option<(f64, f64)> {
 
 /// Returns the section with the effects of all factors, the largest one first.
 pub(super) fn section(run: &Run) -> Option<Section> {
-    let target = *run.values(TARGET).first()?;
+    // The target of the links, or the first one that has a protocol.
+    let of_links = Labels::new().with(LINK, PLAIN);
+    let target = run.cells(&of_links).find_map(|sample| sample.labels.value(TARGET));
+    let remote = || run.values(TARGET).into_iter().find(|target| *target != DIRECT);
+    let target = target.or_else(remote)?;
     let values = |labels: &Labels| run.figures(labels, figure::MB_PER_S);
     let mut effects: Vec<(Change, Difference)> = changes(run, target)
         .into_iter()
@@ -135,7 +144,7 @@ pub(super) fn section(run: &Run) -> Option<Section> {
         rows: rows.collect(),
         notes: vec![
             "Each row changes one factor from sequential I/Os of 64K with one outstanding, on the first medium, over the \
-             loopback; links are compared with the plain one. The largest effect comes first: a halved throughput is as large \
+             loopback; links are compared with the plain one, offers with the lab's. The largest effect comes first: a halved throughput is as large \
              as a doubled one. Intervals of 95 % by Welch. Of twenty effects that are called more than noise, one is expected \
              to be noise (Benjamini and Hochberg)."
                 .into(),

@@ -415,22 +415,28 @@ fn links_table(run: &Run, target: &str, medium: &str) -> Block {
 
 /// Returns the table of large writes, which the study found to fill nearly its whole line.
 fn line_table(run: &Run, target: &str, medium: &str) -> Block {
-    let row = |who: String, mb_per_s: report::Cell, mean: Option<f64>, line: f64| {
+    let row = |name: String, mb_per_s: report::Cell, mean: Option<f64>, line: f64| {
         let of_line = mean.map(|mean| (mean, line));
-        vec![layout::text(who), mb_per_s, layout::number(Some(line), 0), share(of_line)]
+        vec![layout::text(name), mb_per_s, layout::number(Some(line), 0), share(of_line)]
     };
     let link = line();
     let rate = link.rate_mbit.unwrap_or_default() / 8.0;
     let cell = line_cell(target, medium, &link.name).labels();
     let mean = Summary::of(&run.figures(&cell, figure::MB_PER_S)).map(|summary| summary.mean);
     let ours = layout::cell(run, &cell, figure::MB_PER_S, 1);
-    let theirs = published::novell_mb_per_s("Table 2", LINE_SIZE, "RAM drive");
+    let (_, their_medium) = MEDIA.into_iter().find(|(ours, _)| *ours == medium).unwrap_or(MEDIA[0]);
+    let theirs = published::novell_mb_per_s("Table 2", LINE_SIZE, their_medium);
     Block::Table(Table {
         caption: format!("Sequential writes of {}, one outstanding", layout::size_name(LINE_SIZE)),
         columns: ["Target", "MB/s", "Line, MB/s", "Share of the line, %"].map(Into::into).to_vec(),
         rows: vec![
             row(format!("{target}, {}", link.name), ours, mean, rate),
-            row("Novell, Table 2".into(), layout::published(theirs, 1), theirs, 120.0),
+            row(
+                format!("Novell, Table 2, {their_medium}"),
+                layout::published(theirs, 1),
+                theirs,
+                120.0,
+            ),
         ],
         ..Table::default()
     })
