@@ -119,7 +119,9 @@ impl Shared {
 
     /// Writes a checkpoint, unless one was written while this waited.
     pub(crate) async fn checkpoint(self: &Arc<Self>, generation: u64) -> Result<(), PoolError> {
-        self.checkpoint_if(move |state, _| state.generation <= generation).await
+        self.checkpoint_if(move |state, _| state.generation <= generation).await?;
+        // The one that was written while this waited may have failed.
+        if self.state.read().is_stopped { Err(PoolError::Stopped) } else { Ok(()) }
     }
 
     /// Writes a checkpoint if the journal or the memory for changed pages is half full.

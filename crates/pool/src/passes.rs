@@ -150,7 +150,7 @@ impl Shared {
 
     /// Copies to stale copies of a slab what they lack, in a pass that has begun.
     async fn complete_slab(self: &Arc<Self>, number: u32, targets: u32) -> Result<(), PoolError> {
-        while !self.state.read().space.has_counts(number) {
+        while self.state.read().space.lacks_counts(number) {
             self.resolve(Blocked::Missing(vec![Load::Counts(number)])).await?;
         }
         // What is written from now on is written to the targets, too.
@@ -181,7 +181,7 @@ impl Shared {
             }
         }
         // Blocks get no checksum while a copy lacks them.
-        self.flush_written().await?;
+        self.stop_if_failed(self.flush_written().await)?;
         for window in windows.into_iter().skip(1) {
             self.sum_window(number, window).await?;
         }
@@ -489,7 +489,7 @@ impl Shared {
         let Some(checksums) = checksums.filter(|_| !unsummed.is_empty()) else { return Ok(()) };
         if is_rewritten {
             // A checkpoint that writes the checksums may have flushed before.
-            self.flush_written().await?;
+            self.stop_if_failed(self.flush_written().await)?;
         }
         let devices: Vec<u8> = copies.iter().map(|(slot, _)| slot.device).collect();
         for (start, block) in unsummed {

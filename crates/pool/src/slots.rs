@@ -406,9 +406,10 @@ impl Space {
         let online = complete().find(|(slot, _)| self.is_online(slot.device));
         // One that is back counts if no other one is there: an opening without it may have been interrupted.
         let first = online.or_else(|| complete().find(|(slot, _)| self.is_written(slot.device)));
-        let first = first.map(|(slot, _)| slot.device);
+        // Without one, no copy that can be reached is called complete anyway.
+        let Some((first, _)) = first else { return };
         let devices: Vec<u8> = slab.copies.iter().map(|(slot, _)| slot.device).collect();
-        for device in devices.into_iter().filter(|&device| Some(device) != first) {
+        for device in devices.into_iter().filter(|&device| device != first.device) {
             self.lack(number, regions, device);
         }
     }

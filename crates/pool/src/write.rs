@@ -235,6 +235,8 @@ impl Shared {
     /// Returns bytes that a write adds to its data.
     async fn fill(self: &Arc<Self>, bytes: Bytes, fill: Fill) -> Result<Buffer, BlockError> {
         let Some(place) = fill.source else { return Ok(Buffer::zeroed(fill.length as usize)) };
+        // Its copies as they are now: one may have become stale since the write was planned.
+        let place = self.place_at(place.slab, place.offset).unwrap_or(place);
         let read = self.read_place(place, fill.length).wait().await;
         read.map(Data::into_buffer).map_err(|error| bytes.error(bytes.start, error))
     }

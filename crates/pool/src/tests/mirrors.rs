@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::task::Poll;
 
+use futures_util::future::{join, join3};
 use sarsen_block::{
     BlockError, BlockSize, Buffer, Durability, Extent, OptimalTransfer, Store as _,
 };
@@ -847,4 +848,54 @@ fn write_that_fails_in_the_only_complete_copy_spoils_the_completion_of_another_o
         let scrubbed = pool.scrub(|_, _| {}).await.expect("scrubbed");
         assert_eq!((stale(&pool), scrubbed.differing_bytes), (0, 0));
     });
+}
+
+#[test]
+fn write_that_copies_reads_no_copy_that_became_stale_while_it_waited() {
+    for failing in 0..2 {
+        let devices = [1, 2].map(|seed| SimulatedDevice::new(32 << 20, seed));
+        let (pool, id, store) = pool_that_keeps(&devices);
+        // Both are in the first piece.
+        let write = |first, value| {
+            let data = Buffer::copy_of(&[value; 4 << 9]);
+            store.write(Extent::new(first, 4), data.into(), Durability::Volatile).wait()
+        };
+        let mut before = Box::pin(write(0, 2));
+        assert!(poll_once(&mut before).is_pending());
+        let labels = [(id, label("s"))];
+        let mut snapshot = Box::pin(pool.snapshot(&labels, false));
+        assert!(poll_once(&mut snapshot).is_pending());
+        // It waits until the first one has ended, and copies what that wrote.
+        let mut after = Box::pin(write(4, 3));
+        assert!(poll_once(&mut after).is_pending());
+        devices[failing].fail_one_of(1);
+        for device in &devices {
+            assert!(device.step());
+        }
+        devices[failing].fail_one_of(0);
+        run(&devices, async {
+            let (before, snapshot, after) = join3(before, snapshot, after).await;
+            before.expect("a copy has it");
+            after.expect("written");
+            let read = async |id| {
+                let store = pool.open_volume(id).await.expect("opened");
+                let read = store.read(Extent::new(0, 8)).wait().await;
+                read.expect("read").into_buffer().chunks(512).map(|one| one[0]).collect::<Vec<_>>()
+            };
+            assert_eq!(read(id).await, [2, 2, 2, 2, 3, 3, 3, 3], "{failing}");
+            let snapshot = snapshot.expect("created")[0];
+            assert_eq!(read(snapshot).await, [2, 2, 2, 2, 1, 1, 1, 1], "{failing}");
+        });
+    }
+}
+
+#[test]
+fn checkpoint_that_failed_while_another_caller_waited_fails_for_both() {
+    let devices = [1, 2].map(|seed| SimulatedDevice::new(32 << 20, seed));
+    let (pool, _, _store) = pool_that_keeps(&devices);
+    let generation = pool.shared.state.read().generation;
+    devices.iter().for_each(|device| device.fail_one_of(1));
+    let checkpoint = || pool.shared.checkpoint(generation);
+    let both = run(&devices, async { join(checkpoint(), checkpoint()).await });
+    assert!(both.0.is_err() && both.1.is_err(), "{both:?}");
 }
