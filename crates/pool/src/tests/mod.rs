@@ -6,6 +6,7 @@ mod checksums;
 mod crashes;
 mod damage;
 mod device;
+mod failed_writes;
 mod filling;
 mod full;
 mod lost;
