@@ -85,7 +85,7 @@ pub struct Plan {
     /// The measurements in guests, after the cells of a repetition.
     pub guests: Option<GuestPlan>,
     /// The names of volumes that cells use together.
-    pub together: Vec<String>,
+    pub joint_volumes: Vec<String>,
     /// Number of measurements of each cell.
     pub repetitions: u32,
 }
@@ -106,10 +106,10 @@ impl Plan {
 
     /// Returns whether a cell needs a volume.
     fn uses(&self, volume: &str) -> bool {
-        let is_together = |name: &str| self.together.iter().any(|other| other == name);
-        self.points.iter().any(|point| {
-            point.volume == volume || is_together(&point.volume) && is_together(volume)
-        })
+        let is_joint = |name: &str| self.joint_volumes.iter().any(|other| other == name);
+        self.points
+            .iter()
+            .any(|point| point.volume == volume || is_joint(&point.volume) && is_joint(volume))
     }
 
     /// Returns the number of planned measurements of cells.

@@ -253,6 +253,11 @@ impl TargetUnderTest {
         *self == Self::Sarsen
     }
 
+    /// Whether it is the medium itself, without a protocol.
+    pub const fn is_direct(&self) -> bool {
+        matches!(self, Self::Direct | Self::DirectPath(_))
+    }
+
     /// Whether initiators reach it only over the machine's own network.
     pub fn is_elsewhere(&self) -> bool {
         matches!(self, Self::Iscsi(_) | Self::Nbd(_))

@@ -197,7 +197,7 @@ impl Study for Aravindan {
             limits: true,
             points,
             guests: None,
-            together: Vec::new(),
+            joint_volumes: Vec::new(),
             repetitions: REPETITIONS,
         }
     }

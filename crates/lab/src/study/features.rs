@@ -32,9 +32,6 @@ const CONNECTIONS: u32 = 16;
 /// The highest level of error recovery.
 const RECOVERY_LEVEL: u8 = 2;
 
-/// SERVICE ACTION of MAINTENANCE IN (SPC-4 6.35, 6.37).
-const REPORT_TARGET_PORT_GROUPS: u8 = 0x0a;
-const REPORT_SUPPORTED_OPERATION_CODES: u8 = 0x0c;
 /// SUPPORT: 3 and 5 are commands that the target supports (SPC-4 6.35.3).
 const SUPPORT: u8 = 0x07;
 /// ADDITIONAL SENSE CODE (SPC-4 annex D).
@@ -69,11 +66,14 @@ const QUESTIONS: [Question; 9] = [
     },
     Question {
         name: "asymmetric access (ALUA)",
-        ask: Ask::Send(&maintenance_in(REPORT_TARGET_PORT_GROUPS, 0, 0), ANSWER as u32),
+        ask: Ask::Send(&maintenance_in(opcode::SA_REPORT_TARGET_PORT_GROUPS, 0, 0), ANSWER as u32),
     },
     Question {
         name: "REPORT SUPPORTED OPERATION CODES",
-        ask: Ask::Send(&maintenance_in(REPORT_SUPPORTED_OPERATION_CODES, 0, 0), ANSWER as u32),
+        ask: Ask::Send(
+            &maintenance_in(opcode::SA_REPORT_SUPPORTED_OPERATION_CODES, 0, 0),
+            ANSWER as u32,
+        ),
     },
     Question { name: "UNMAP", ask: Ask::Send(&[opcode::UNMAP, 0, 0, 0, 0, 0, 0, 0, 0, 0], 0) },
     Question { name: "COMPARE AND WRITE", ask: Ask::Report(opcode::COMPARE_AND_WRITE) },
@@ -167,7 +167,7 @@ impl Question {
             Ask::Send(cdb, 0) => Command::new(cdb, TransferRequest::None),
             Ask::Send(cdb, reads) => Command::new(cdb, TransferRequest::Read(reads)),
             Ask::Report(code) => Command::new(
-                &maintenance_in(REPORT_SUPPORTED_OPERATION_CODES, ONE_COMMAND, code),
+                &maintenance_in(opcode::SA_REPORT_SUPPORTED_OPERATION_CODES, ONE_COMMAND, code),
                 TransferRequest::Read(ANSWER.into()),
             ),
         };
@@ -219,10 +219,7 @@ pub(super) fn points(
     link: &str,
     volume: &str,
 ) -> Vec<Point> {
-    let is_remote = |target: &TargetUnderTest| {
-        !matches!(target, TargetUnderTest::Direct | TargetUnderTest::DirectPath(_))
-    };
-    let remote = targets_under_test.iter().enumerate().filter(|(_, target)| is_remote(target));
+    let remote = targets_under_test.iter().enumerate().filter(|(_, target)| !target.is_direct());
     let point = |(index, target): (usize, &TargetUnderTest)| Point {
         labels: labels(&target.to_string()),
         target_under_test: index,

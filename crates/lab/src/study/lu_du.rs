@@ -110,7 +110,7 @@ impl Study for LuDu {
         for (place, way) in ways.iter().enumerate() {
             let on_this = |(index, target_under_test): &(usize, &TargetUnderTest)| match place {
                 0 => true,
-                _ if is_direct(target_under_test) => false,
+                _ if target_under_test.is_direct() => false,
                 // Loads over simulated networks take long: a quick run measures only the first target there.
                 _ => choices.scale == Scale::Full || *index == first_remote(&targets_under_test),
             };
@@ -126,7 +126,7 @@ impl Study for LuDu {
             points.extend(disks::points(way, on_disks, choices.scale));
             let first = first_remote(&targets_under_test);
             // A long delay hides what others do.
-            if way.link.delay.is_zero() && !is_direct(&targets_under_test[first]) {
+            if way.link.delay.is_zero() && !targets_under_test[first].is_direct() {
                 let target = (first, &targets_under_test[first]);
                 points.extend(traffic::points(way, target, choices.scale));
             }
@@ -147,7 +147,7 @@ impl Study for LuDu {
             striping: None,
         };
         let disks = if has_disks { disks::volumes(&whole) } else { Vec::new() };
-        let together = disks.iter().map(|disk| disk.name.clone()).collect();
+        let joint_volumes = disks.iter().map(|disk| disk.name.clone()).collect();
         let volumes = std::iter::once(whole).chain(disks).collect();
         Plan {
             links: ways.into_iter().map(|way| way.link).collect(),
@@ -156,7 +156,7 @@ impl Study for LuDu {
             limits: true,
             points,
             guests,
-            together,
+            joint_volumes,
             repetitions: REPETITIONS,
         }
     }
@@ -173,20 +173,16 @@ fn targets_under_test(choices: &Choices) -> Vec<TargetUnderTest> {
         targets_under_test =
             vec![TargetUnderTest::Sarsen, TargetUnderTest::Tgt, TargetUnderTest::Istgt];
     }
-    if !targets_under_test.iter().any(is_direct) {
+    if !targets_under_test.iter().any(TargetUnderTest::is_direct) {
         targets_under_test.push(TargetUnderTest::Direct);
     }
     targets_under_test
 }
 
-const fn is_direct(target_under_test: &TargetUnderTest) -> bool {
-    matches!(target_under_test, TargetUnderTest::Direct | TargetUnderTest::DirectPath(_))
-}
-
 fn first_remote(targets_under_test: &[TargetUnderTest]) -> usize {
     targets_under_test
         .iter()
-        .position(|target_under_test| !is_direct(target_under_test))
+        .position(|target_under_test| !target_under_test.is_direct())
         .unwrap_or(0)
 }
 
@@ -289,7 +285,7 @@ fn set_up(
     let mut points = Vec::new();
     for session in &setup::TIMED_SESSIONS {
         for (index, target_under_test) in
-            targets_under_test.iter().filter(|(_, one)| !is_direct(one))
+            targets_under_test.iter().filter(|(_, one)| !one.is_direct())
         {
             points.push(Point {
                 labels: session.labels(subject(target_under_test, way)),
@@ -322,7 +318,7 @@ fn replay(requests: u32) -> Measurement {
 
 /// Returns the labels of a target and a path.
 fn subject(target_under_test: &TargetUnderTest, way: &BlockPath) -> Labels {
-    let network = if is_direct(target_under_test) { NO_NETWORK } else { way.name };
+    let network = if target_under_test.is_direct() { NO_NETWORK } else { way.name };
     Labels::new().with(TARGET, target_under_test).with(NETWORK, network)
 }
 

@@ -94,7 +94,7 @@ impl Study for Novell {
             Scale::Full => 1 << 30,
         };
         let mut volumes: Vec<_> = media.iter().map(|medium| volume(*medium, bytes)).collect();
-        let own = targets_under_test.iter().position(|one| *one == TargetUnderTest::Sarsen);
+        let own = targets_under_test.iter().position(TargetUnderTest::has_stripes);
         if let Some(own) = own.filter(|_| media.contains(&Medium::Disk)) {
             points.extend(stripes::points(own, times));
             volumes.push(stripes::striped(bytes));
@@ -106,7 +106,7 @@ impl Study for Novell {
             limits: true,
             points,
             guests: None,
-            together: Vec::new(),
+            joint_volumes: Vec::new(),
             repetitions: REPETITIONS,
         }
     }
@@ -142,14 +142,10 @@ fn targets_under_test(choices: &Choices) -> Vec<TargetUnderTest> {
         targets_under_test =
             vec![TargetUnderTest::Sarsen, TargetUnderTest::Tgt, TargetUnderTest::Istgt];
     }
-    if !targets_under_test.iter().any(is_direct) {
+    if !targets_under_test.iter().any(TargetUnderTest::is_direct) {
         targets_under_test.push(TargetUnderTest::Direct);
     }
     targets_under_test
-}
-
-const fn is_direct(target_under_test: &TargetUnderTest) -> bool {
-    matches!(target_under_test, TargetUnderTest::Direct | TargetUnderTest::DirectPath(_))
 }
 
 fn media(choices: &Choices) -> Vec<Medium> {
@@ -287,7 +283,7 @@ fn faults(targets_under_test: &[TargetUnderTest], medium: Medium, times: Times) 
         .iter()
         .position(|target_under_test| *target_under_test == TargetUnderTest::Sarsen);
     let any =
-        || targets_under_test.iter().position(|target_under_test| !is_direct(target_under_test));
+        || targets_under_test.iter().position(|target_under_test| !target_under_test.is_direct());
     let Some(index) = ours.or_else(any) else { return Vec::new() };
     let mut points = Vec::new();
     for profile in profiles() {

@@ -184,7 +184,7 @@ pub(super) fn points(
     for &form in forms {
         for &(name, fault) in faults {
             for (index, target) in targets_under_test.iter().enumerate() {
-                if matches!(target, TargetUnderTest::Direct | TargetUnderTest::DirectPath(_)) {
+                if target.is_direct() {
                     continue;
                 }
                 let load = Load { form, fault, initiators, duration };

@@ -60,6 +60,9 @@ fn check(plan: &Plan) {
         assert!(plan.volumes.iter().any(|volume| volume.name == point.volume), "{point:?}");
         assert!(plan.links.iter().any(|link| link.name == point.link), "{point:?}");
     }
+    for name in &plan.joint_volumes {
+        assert!(plan.volumes.iter().any(|volume| volume.name == *name), "{name}");
+    }
     assert!(!cells.is_empty());
     let distinct = |names: Vec<&String>| names.iter().collect::<HashSet<_>>().len() == names.len();
     assert!(distinct(plan.volumes.iter().map(|volume| &volume.name).collect()));

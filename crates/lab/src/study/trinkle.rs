@@ -149,7 +149,7 @@ impl Study for Trinkle {
             limits: true,
             points,
             guests: None,
-            together: Vec::new(),
+            joint_volumes: Vec::new(),
             repetitions: REPETITIONS,
         }
     }

@@ -27,8 +27,19 @@ pub(super) const DISKS: &str = "disks";
 /// Emulation is slow, and slower under other load.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What QEMU says about an initiator that is not installed.
-const NO_DRIVER: &str = "Unknown driver";
+/// What QEMU says about an initiator that is not installed: of a device, and of a URL.
+const NO_DRIVER: [&str; 2] = ["Unknown driver", "Unknown protocol"];
+
+/// Returns the outcome of a failure of QEMU. An initiator that is not installed is a reason, not a failure.
+pub(super) fn qemu_failure(reason: String) -> Outcome {
+    if NO_DRIVER.iter().any(|words| reason.contains(words)) {
+        Outcome::NotMeasured(format!(
+            "{reason}; install it with `apt-get install qemu-block-extra`"
+        ))
+    } else {
+        Outcome::Failed(reason)
+    }
+}
 
 /// What a report says about the machine.
 pub(super) const ABOUT: &str = "a virtual machine with one emulated processor, whose hypervisor (QEMU) attaches the volume with its own initiator";
@@ -104,10 +115,7 @@ impl VirtualInitiator {
         });
         match result.map_err(|error| error.to_string()).and_then(|output| read(&output)) {
             Ok(result) => outcome(Ok(result)),
-            Err(reason) if reason.contains(NO_DRIVER) => Outcome::NotMeasured(format!(
-                "{reason}; install it with `apt-get install qemu-block-extra`"
-            )),
-            Err(reason) => Outcome::Failed(reason),
+            Err(reason) => qemu_failure(reason),
         }
     }
 

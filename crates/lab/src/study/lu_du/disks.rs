@@ -6,8 +6,8 @@ use sarsen_io::threads;
 
 use super::super::{Initiator, Point, Subject, layout, outcome};
 use super::{
-    BlockPath, HEAVY, HEAVY_DEPTH, HEAVY_SIZES, MIXES, NETWORK, PART, READS, SIZE, TARGET, access,
-    heavy, subject, times,
+    BlockPath, HEAVY, HEAVY_DEPTH, HEAVY_SIZES, MIXES, PART, READS, SIZE, access, heavy, report,
+    subject, times,
 };
 use crate::load::{self, LoadOptions};
 use crate::record::{Labels, Measures, Outcome, Run, Scale, figure};
@@ -118,27 +118,19 @@ fn sum(outcomes: Vec<Outcome>) -> Outcome {
 /// Returns the section with six disks beside one.
 pub(super) fn section(run: &Run) -> Section {
     let mut rows = Vec::new();
-    for network in run.values(NETWORK) {
-        for target in run.values(TARGET) {
-            let of = Labels::new().with(TARGET, target).with(NETWORK, network);
-            for bytes in HEAVY_SIZES {
-                for read_percent in MIXES {
-                    let six = labels(of.clone(), read_percent, bytes);
-                    if run.cells(&six).next().is_none() {
-                        continue;
-                    }
-                    let one = heavy(of.clone(), read_percent, bytes);
-                    let values = |labels| run.figures(labels, figure::MB_PER_S);
-                    let size = layout::size_name(bytes);
-                    rows.push(vec![
-                        layout::text(format!(
-                            "{target}, {network}, {size}, {read_percent} % reads"
-                        )),
-                        layout::cell(run, &one, figure::MB_PER_S, 1),
-                        layout::cell(run, &six, figure::MB_PER_S, 1),
-                        layout::change(&values(&one), &values(&six)),
-                    ]);
-                }
+    for (subject, of) in report::subjects(run, NAME) {
+        for bytes in HEAVY_SIZES {
+            for read_percent in MIXES {
+                let six = labels(of.clone(), read_percent, bytes);
+                let one = heavy(of.clone(), read_percent, bytes);
+                let values = |labels| run.figures(labels, figure::MB_PER_S);
+                let size = layout::size_name(bytes);
+                rows.push(vec![
+                    layout::text(format!("{subject}, {size}, {read_percent} % reads")),
+                    layout::cell(run, &one, figure::MB_PER_S, 1),
+                    layout::cell(run, &six, figure::MB_PER_S, 1),
+                    layout::change(&values(&one), &values(&six)),
+                ]);
             }
         }
     }

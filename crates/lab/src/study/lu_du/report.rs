@@ -74,7 +74,7 @@ fn published_in<'a>(
 }
 
 /// Returns the subjects of a part, each a target and a network, with their names.
-fn subjects(run: &Run, part: &str) -> Vec<(String, Labels)> {
+pub(super) fn subjects(run: &Run, part: &str) -> Vec<(String, Labels)> {
     let mut subjects = Vec::new();
     for sample in &run.samples {
         let [Some(of), Some(target), Some(network)] =

@@ -6,7 +6,9 @@ use std::time::Duration;
 use sarsen_io::threads;
 
 use super::super::{Initiator, Measurement, Point, layout, outcome};
-use super::{BlockPath, LIGHT, OPERATION, PART, SIZE, VOLUME, access, light, subject, times};
+use super::{
+    BlockPath, LIGHT, OPERATION, PART, SIZE, VOLUME, access, light, report, subject, times,
+};
 use crate::load;
 use crate::record::{Labels, Outcome, Run, Scale, figure};
 use crate::report::{Block, Section, Table};
@@ -84,20 +86,10 @@ fn measurement(bytes: u32, iops: f64, (warm_up, duration): (Duration, Duration))
 
 /// Returns the section with the means and the spread beside those of a line without others.
 pub(super) fn section(run: &Run) -> Section {
-    let wanted = Labels::new().with(PART, NAME);
-    let mut subjects: Vec<Labels> = Vec::new();
-    for sample in run.cells(&wanted) {
-        let of = [super::TARGET, super::NETWORK].into_iter().fold(Labels::new(), |labels, name| {
-            labels.with(name, sample.labels.value(name).unwrap_or_default())
-        });
-        if !subjects.contains(&of) {
-            subjects.push(of);
-        }
-    }
     let mut rows = Vec::new();
-    for of in subjects {
+    for (subject, of) in report::subjects(run, NAME) {
         for bytes in SIZES {
-            let name = format!("{of}, reads of {}", layout::size_name(bytes));
+            let name = format!("{subject}, reads of {}", layout::size_name(bytes));
             let alone = ("0 %".to_owned(), light(of.clone(), "read", bytes));
             let shares =
                 SHARES.map(|share| (format!("{share} %"), labels(of.clone(), bytes, share)));

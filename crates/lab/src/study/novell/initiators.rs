@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use sarsen_initiator::Url;
 
+use super::super::virtual_initiator::qemu_failure;
 use super::super::{Initiator, NOT_TO_BE_WRITTEN, Point, Subject, layout};
 use super::report::labels as own_labels;
-use super::{MEDIUM, OPERATION, OPERATIONS, SEQUENTIAL, SIZE, TARGET, is_direct};
+use super::{MEDIUM, OPERATION, OPERATIONS, SEQUENTIAL, SIZE, TARGET};
 use crate::load::Endpoint;
 use crate::network::LinkProfile;
 use crate::process;
@@ -19,12 +20,11 @@ const QEMU: &str = "QEMU";
 const SIZES: [u32; 3] = [4 << 10, 64 << 10, 512 << 10];
 
 /// Number of I/Os that show how many a measurement needs.
-const FEW: u32 = 100;
+const TRIAL_COUNT: u32 = 100;
 /// Most I/Os of a measurement.
-const MANY: f64 = 1e7;
+const COUNT_MAX: f64 = 1e7;
 const LIMIT: Duration = Duration::from_secs(60);
 const PROGRAM: &str = "qemu-img";
-const PACKAGES: &str = "install it with `apt-get install qemu-block-extra`";
 
 fn labels(target: &str, medium: &str, operation: &str, bytes: u32) -> Labels {
     Labels::new()
@@ -42,7 +42,7 @@ pub(super) fn points(
     duration: Duration,
 ) -> Vec<Point> {
     let mut points = Vec::new();
-    let remote = targets_under_test.iter().enumerate().filter(|(_, target)| !is_direct(target));
+    let remote = targets_under_test.iter().enumerate().filter(|(_, target)| !target.is_direct());
     for (index, target) in remote {
         for operation in OPERATIONS {
             for bytes in SIZES {
@@ -77,15 +77,13 @@ fn measure(subject: &Subject<'_>, writes: bool, bytes: u32, duration: Duration) 
     if let Err(error) = process::command(PROGRAM) {
         return Outcome::NotMeasured(error.to_string());
     }
-    let seconds = seconds(url, writes, bytes, FEW).and_then(|few| {
-        let count = (f64::from(FEW) * duration.as_secs_f64() / few).clamp(1.0, MANY) as u32;
+    let seconds = seconds(url, writes, bytes, TRIAL_COUNT).and_then(|trial| {
+        let count =
+            (f64::from(TRIAL_COUNT) * duration.as_secs_f64() / trial).clamp(1.0, COUNT_MAX) as u32;
         Ok((count, seconds(url, writes, bytes, count)?))
     });
     match seconds {
-        Err(error) if error.contains("Unknown protocol") || error.contains("Unknown driver") => {
-            Outcome::NotMeasured(format!("{error}; {PACKAGES}"))
-        }
-        Err(error) => Outcome::Failed(error),
+        Err(reason) => qemu_failure(reason),
         Ok((count, seconds)) => {
             let iops = f64::from(count) / seconds;
             let figures = [

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::super::{Initiator, Point, layout, load_with};
-use super::{LINK_SIZE, MEDIUM, OPERATION, OPERATIONS, TARGET, is_direct};
+use super::{LINK_SIZE, MEDIUM, OPERATION, OPERATIONS, TARGET};
 use crate::access::AccessPattern;
 use crate::load::LoadOptions;
 use crate::network::LinkProfile;
@@ -84,7 +84,7 @@ pub(super) fn points(
     duration: Duration,
 ) -> Vec<Point> {
     let mut points = Vec::new();
-    let remote = targets_under_test.iter().enumerate().filter(|(_, target)| !is_direct(target));
+    let remote = targets_under_test.iter().enumerate().filter(|(_, target)| !target.is_direct());
     for operation in OPERATIONS {
         for Offer { name, apply } in OFFERS {
             for (index, target_under_test) in remote.clone() {

@@ -1,9 +1,10 @@
 //! What random access costs on a disk, and on stripes. The study says that a suitable RAID lessens this cost.
 
 use super::super::{Point, layout};
+use super::report::{labels, share as share_of};
 use super::{Cell, LINK_SIZE, OPERATIONS, RANDOM, SEQUENTIAL, Times, volume};
 use crate::network::LinkProfile;
-use crate::record::{Labels, Run, figure};
+use crate::record::{Run, figure};
 use crate::report::{Block, Section, Table};
 use crate::statistics::Summary;
 use crate::target_under_test::{Medium, Striping, TargetUnderTest, VolumeSpec};
@@ -23,16 +24,6 @@ pub(super) fn striped(bytes: u64) -> VolumeSpec {
     }
 }
 
-fn cell<'a>(
-    target: &'a str,
-    medium: &'a str,
-    (operation, access): (&'a str, &'a str),
-    bytes: u32,
-    link: &'a str,
-) -> Cell<'a> {
-    Cell { target, medium, operation, access, bytes, link }
-}
-
 /// Returns the cells of the only target that has stripes.
 pub(super) fn points(index: usize, times: Times) -> Vec<Point> {
     let (target, loopback) = (TargetUnderTest::Sarsen.to_string(), LinkProfile::loopback().name);
@@ -40,7 +31,8 @@ pub(super) fn points(index: usize, times: Times) -> Vec<Point> {
     for operation in OPERATIONS {
         for access in [SEQUENTIAL, RANDOM] {
             for bytes in SIZES {
-                let cell = cell(&target, STRIPES, (operation, access), bytes, &loopback);
+                let (target, link) = (&*target, &*loopback);
+                let cell = Cell { target, medium: STRIPES, operation, access, bytes, link };
                 points.push(cell.point(index, times.warm_up, times.sweep));
             }
         }
@@ -50,10 +42,9 @@ pub(super) fn points(index: usize, times: Times) -> Vec<Point> {
 
 /// Returns the section with the cost of random access on both.
 pub(super) fn section(run: &Run) -> Option<Section> {
-    let (target, loopback) = (TargetUnderTest::Sarsen.to_string(), LinkProfile::loopback().name);
-    let of = |medium, operation, access, bytes| -> Labels {
-        cell(&target, medium, (operation, access), bytes, &loopback).labels()
-    };
+    let target = TargetUnderTest::Sarsen.to_string();
+    let of =
+        |medium: &str, operation, access, bytes| labels(&target, medium, operation, access, bytes);
     run.cells(&of(STRIPES, OPERATIONS[0], RANDOM, LINK_SIZE)).next()?;
     let mut rows = Vec::new();
     for operation in OPERATIONS {
@@ -70,7 +61,7 @@ pub(super) fn section(run: &Run) -> Option<Section> {
                     layout::text(format!("{operation}, {}, {medium}", layout::size_name(bytes))),
                     layout::cell(run, &sequential, figure::MB_PER_S, 1),
                     layout::cell(run, &random, figure::MB_PER_S, 1),
-                    super::report::share(share),
+                    share_of(share),
                 ]);
             }
         }

@@ -65,7 +65,7 @@ impl Study for Small {
             limits: false,
             points,
             guests: None,
-            together: Vec::new(),
+            joint_volumes: Vec::new(),
             repetitions: 2,
         }
     }
