@@ -76,12 +76,13 @@ impl Shared {
         })
     }
 
-    /// Lets the maintenance write a part of a copy again.
+    /// Lets the maintenance write a part of a copy again, which could not be read or written.
     pub(crate) fn repair(&self, place: &Place, length: u64, device: u8) {
         let mut state = self.state.write();
         let regions = state.shape().regions_of(place.offset, place.offset + length);
         if state.space.is_elsewhere(place.slab, device) {
             state.space.lack(place.slab, regions, device);
+            state.space.mirrors.add_bad_copy();
             self.work.notify_one();
         }
     }

@@ -3,6 +3,7 @@
 //! A pass goes through a slab in windows. Nothing is written in the window, because requests that began before have ended, and
 //! later ones wait. So a window is copied or compared as it is.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -70,21 +71,38 @@ impl State {
 }
 
 impl Shared {
-    /// Carries out one step of the maintenance of copies. Returns whether there was one.
-    pub(crate) async fn tend_copies(self: &Arc<Self>) -> Result<bool, PoolError> {
+    /// Carries out one step of the maintenance of copies. Returns whether there was one. Slabs that cannot be completed are added
+    /// to `failed`, and left as they are.
+    pub(crate) async fn tend_copies(
+        self: &Arc<Self>,
+        failed: &mut BTreeMap<u32, PoolError>,
+    ) -> Result<bool, PoolError> {
         let _copying = self.copying.take().await;
         if self.welcome().await? {
             return Ok(true);
         }
+        let bad_copy = {
+            let mut state = self.state.write();
+            state.space.mirrors.take_bad_copy().then_some(state.generation)
+        };
+        if let Some(generation) = bad_copy {
+            self.checkpoint(generation).await?;
+        }
         let stale = {
             let mut state = self.state.write();
-            let stale = state.space.next_stale();
+            let stale = state.space.next_stale(|slab| !failed.contains_key(&slab));
             // A target that is left out from now on spoils the pass.
             stale.inspect(|&(slab, targets)| state.space.mirrors.begin_pass(slab, targets))
         };
         if let Some((slab, targets)) = stale {
             let _pass = PassGuard(self);
-            return self.complete_slab(slab, targets).await.map(|()| true);
+            return match self.complete_slab(slab, targets).await {
+                Err(error) if !self.state.read().is_stopped => {
+                    failed.insert(slab, error);
+                    Ok(true)
+                }
+                ended => ended.map(|()| true),
+            };
         }
         if self.state.write().space.add_copy() {
             return Ok(true);
@@ -427,6 +445,7 @@ impl Shared {
         }
         let piece = PAGE as u64;
         let (mut unsummed, mut is_rewritten) = (Vec::new(), false);
+        let mut devices: Vec<u8> = copies.iter().map(|(slot, _)| slot.device).collect();
         for start in (0..length).step_by(piece as usize) {
             let of = |data: &[u8]| data[start as usize..(start + piece) as usize].to_vec();
             let read: Vec<(Slot, Option<Vec<u8>>)> = copies
@@ -469,7 +488,12 @@ impl Shared {
             for (slot, data) in &read {
                 if data.as_ref() != Some(best) {
                     let good = Payload::from(Buffer::copy_of(best));
-                    self.write_copy(*slot, range.start + start, good).await?;
+                    if self.write_copy(*slot, range.start + start, good).await.is_err() {
+                        // The maintenance tries again, and reports it.
+                        self.repair(&place.at(start), piece, slot.device);
+                        devices.retain(|&device| device != slot.device);
+                        continue;
+                    }
                     is_rewritten = true;
                     match data {
                         Some(data) if is_good(data) => scrubbed.differing_bytes += piece,
@@ -491,7 +515,6 @@ impl Shared {
             // A checkpoint that writes the checksums may have flushed before.
             self.stop_if_failed(self.flush_written().await)?;
         }
-        let devices: Vec<u8> = copies.iter().map(|(slot, _)| slot.device).collect();
         for (start, block) in unsummed {
             let number = (start / PAGE as u64) as usize;
             if self.set_missing(&place.at(start), (&checksums, number), &block, &devices) {

@@ -1,6 +1,6 @@
 //! A pool: operations on its volumes and snapshots.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::future::Future;
 use std::sync::{Arc, Weak};
 
@@ -484,12 +484,14 @@ impl Pool {
 
     /// Does what [`Self::maintain`] has to do now.
     pub async fn maintain_once(&self) -> Result<(), PoolError> {
+        let mut failed = BTreeMap::new();
         loop {
             self.complete_deletions().await?;
-            let has_more = self.shared.tend_copies().await? || self.shared.tend_checksums().await?;
+            let has_more =
+                self.shared.tend_copies(&mut failed).await? || self.shared.tend_checksums().await?;
             self.shared.checkpoint_if_due().await?;
             if !has_more {
-                return Ok(());
+                return failed.into_values().next().map_or(Ok(()), Err);
             }
         }
     }

@@ -49,6 +49,8 @@ pub(crate) struct Regions {
     /// The same of the checkpoint that is written now.
     completing: BTreeMap<u8, u64>,
     pass: Option<Pass>,
+    /// A copy could not be read or written, and no checkpoint says yet that it is stale.
+    has_bad_copy: bool,
 }
 
 /// Returns the numbers of the bits that are set.
@@ -145,6 +147,17 @@ impl Regions {
     pub(crate) fn settled(&mut self) {
         self.settling.clear();
         self.completing.clear();
+    }
+
+    /// Notes that a copy is stale because it could not be read or written.
+    pub(crate) fn add_bad_copy(&mut self) {
+        self.has_bad_copy = true;
+    }
+
+    /// Returns whether there is a bad copy that was not returned before. Until a checkpoint says that it is stale, it may be the
+    /// one that counts after an interruption.
+    pub(crate) fn take_bad_copy(&mut self) -> bool {
+        std::mem::take(&mut self.has_bad_copy)
     }
 
     /// Lets the next checkpoint remove all regions that nothing overwrites then.

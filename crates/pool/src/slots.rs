@@ -493,9 +493,9 @@ impl Space {
         }
     }
 
-    /// Returns a slab whose stale copies on online devices can be completed, and these devices.
-    pub(crate) fn next_stale(&self) -> Option<(u32, u32)> {
-        (1..self.slabs.len() as u32).find_map(|number| {
+    /// Returns a slab that is wanted and whose stale copies on online devices can be completed, and these devices.
+    pub(crate) fn next_stale(&self, is_wanted: impl Fn(u32) -> bool) -> Option<(u32, u32)> {
+        (1..self.slabs.len() as u32).filter(|&number| is_wanted(number)).find_map(|number| {
             let slab = self.slab(number).filter(|slab| slab.copies.stale() != 0)?;
             let moves = self.tiering.destination(number).is_some();
             let surplus = self.surplus(slab).filter(|_| !moves);

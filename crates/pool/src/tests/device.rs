@@ -1,6 +1,7 @@
 //! A device with a volatile cache: requests end in random order, and a power failure keeps any part of what was not
 //! flushed.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -31,6 +32,8 @@ struct Inner {
     /// One of so many requests fails, if this is not 0.
     failing: u64,
     has_failed: bool,
+    /// Writes of these bytes fail.
+    unwritable: Range<usize>,
 }
 
 enum Waiting {
@@ -70,6 +73,7 @@ impl SimulatedDevice {
                 reads: Vec::new(),
                 failing: 0,
                 has_failed: false,
+                unwritable: 0..0,
             }),
         })
     }
@@ -118,6 +122,11 @@ impl SimulatedDevice {
         (inner.failing, inner.has_failed) = (requests, false);
     }
 
+    /// Lets writes of these bytes fail.
+    pub(super) fn fail_writes(&self, bytes: Range<usize>) {
+        self.inner.lock().unwritable = bytes;
+    }
+
     /// Returns whether a request has failed.
     pub(super) fn has_failed(&self) -> bool {
         self.inner.lock().has_failed
@@ -131,7 +140,10 @@ impl SimulatedDevice {
         }
         let chosen = inner.rng.below(inner.waiting.len() as u64) as usize;
         let waiting = inner.waiting.swap_remove(chosen);
-        if inner.failing > 0 && inner.rng.below(inner.failing) == 0 {
+        let unwritable = &inner.unwritable;
+        let is_unwritable = matches!(&waiting, Waiting::Write { offset, data, .. }
+            if *offset < unwritable.end && unwritable.start < offset + data.len());
+        if is_unwritable || inner.failing > 0 && inner.rng.below(inner.failing) == 0 {
             inner.has_failed = true;
             // Any part of a failed write may be there. The sender of its result is dropped.
             if let Waiting::Write { offset, data, .. } = waiting {

@@ -6,7 +6,7 @@ mod checksums;
 mod crashes;
 mod damage;
 mod device;
-mod failed_writes;
+mod failed_requests;
 mod filling;
 mod full;
 mod lost;

@@ -1,5 +1,5 @@
-//! Writes that fail on devices which have the only copy of something else, and are not left out: which copy counts from
-//! then on, and who learns of the failure.
+//! Reads and writes that fail on devices which have the only copy of something else, and are not left out: which copy counts
+//! from then on, who learns of the failure, and when the copy is written again.
 
 use std::sync::Arc;
 
@@ -8,8 +8,9 @@ use sarsen_block::{BlockError, Buffer, Durability, Extent, Store as _};
 
 use super::device::SimulatedDevice;
 use super::label;
-use super::mirrors::{fill, mirrored, open, pool_with, stale};
+use super::mirrors::{fill, has_only, mirrored, open, pool_with, stale};
 use super::runner::{end_all, poll_once, run};
+use crate::copies::Place;
 use crate::shape::SlabKind;
 use crate::{NewVolume, Pool, PoolVolume, VolumeId};
 
@@ -26,6 +27,25 @@ fn pool_that_keeps(devices: &[Arc<SimulatedDevice>]) -> (Pool, VolumeId, Arc<Poo
         fill(&store, 1).await;
         (pool, id, store)
     })
+}
+
+/// Lets each device carry out a request.
+fn step(devices: &[Arc<SimulatedDevice>]) {
+    devices.iter().for_each(|device| _ = device.step());
+}
+
+/// Returns the middle of a slab.
+fn middle(pool: &Pool, slab: u32) -> Place {
+    let half = 1 << (pool.shared.state.read().shape().slab_shift - 1);
+    pool.shared.place_at(slab, half).expect("a slab")
+}
+
+/// Returns a slab of this kind with two copies.
+fn mirrored_slab(pool: &Pool, kind: SlabKind) -> u32 {
+    let state = pool.shared.state.read();
+    let is_mirrored =
+        |&slab: &u32| state.space.slab(slab).is_some_and(|slab| slab.copies.len() == 2);
+    state.space.slabs_of(kind).into_iter().find(is_mirrored).expect("a slab with two copies")
 }
 
 /// Writes to the first chunk. The write fails on these devices, in any part of it.
@@ -68,13 +88,7 @@ fn snapshot_has_one_content_after_a_write_that_failed_in_all_copies() {
 fn write_that_fails_in_the_only_complete_copy_spoils_the_completion_of_another_one() {
     let devices = [1, 2].map(|seed| SimulatedDevice::new(32 << 20, seed));
     let (pool, _, store) = pool_that_keeps(&devices);
-    let slabs = pool.shared.state.read().space.slabs_of(SlabKind::Data);
-    let is_mirrored = |slab: &u32| {
-        let state = pool.shared.state.read();
-        state.space.slab(*slab).is_some_and(|slab| slab.copies.len() == 2)
-    };
-    let slab = slabs.into_iter().find(is_mirrored).expect("a slab with two copies");
-    let (first, regions) = (0, 1);
+    let (slab, first, regions) = (mirrored_slab(&pool, SlabKind::Data), 0, 1);
     {
         let mut state = pool.shared.state.write();
         state.space.lack(slab, regions, first);
@@ -144,4 +158,109 @@ fn checkpoint_that_failed_while_another_caller_waited_fails_for_both() {
     let checkpoint = || pool.shared.checkpoint(generation);
     let both = run(&devices, async { join(checkpoint(), checkpoint()).await });
     assert!(both.0.is_err() && both.1.is_err(), "{both:?}");
+}
+
+#[test]
+fn copy_that_could_not_be_read_does_not_count_after_an_interruption() {
+    let devices = [1, 2].map(|seed| SimulatedDevice::new(32 << 20, seed));
+    let (pool, _, store) = pool_that_keeps(&devices);
+    let slab = mirrored_slab(&pool, SlabKind::Data);
+    // Its region is recorded as one that is overwritten.
+    let counts = |pool: &Pool| {
+        let place = middle(pool, slab);
+        let counting: Vec<u8> = place.sources().map(|slot| slot.device).collect();
+        counting
+    };
+    let first = counts(&pool)[0];
+    devices[usize::from(first)].fail_one_of(1);
+    let mut read = Box::pin(pool.shared.read_unchecked(middle(&pool, slab), 4096).wait());
+    while poll_once(&mut read).is_pending() {
+        step(&devices);
+        if devices[usize::from(first)].has_failed() {
+            devices[usize::from(first)].fail_one_of(0);
+        }
+    }
+    assert!(!counts(&pool).contains(&first));
+    // The power fails when the maintenance begins to copy.
+    devices.iter().for_each(|device| drop(device.take_reads()));
+    let mut maintenance = Box::pin(pool.maintain_once());
+    let has_begun = || devices.iter().any(|device| !device.take_reads().is_empty());
+    while !has_begun() {
+        assert!(poll_once(&mut maintenance).is_pending());
+        step(&devices);
+    }
+    drop(maintenance);
+    end_all((pool, store));
+    devices.iter().for_each(|device| device.crash_with(0));
+    run(&devices, async {
+        let pool = open(&devices).await;
+        assert!(!counts(&pool).contains(&first));
+        pool.maintain_once().await.expect("copied");
+        assert_eq!(stale(&pool), 0);
+    });
+}
+
+#[test]
+fn slab_that_cannot_be_completed_does_not_keep_others_from_it() {
+    let devices = [1, 2].map(|seed| SimulatedDevice::new(32 << 20, seed));
+    let (pool, _, _store) = pool_that_keeps(&devices);
+    run(&devices, pool.checkpoint()).expect("written");
+    let slabs = [SlabKind::Pages, SlabKind::Data].map(|kind| mirrored_slab(&pool, kind));
+    for slab in slabs {
+        pool.shared.state.write().space.lack(slab, 1, 0);
+    }
+    let is_stale = |slab| {
+        let state = pool.shared.state.read();
+        state.space.slab(slab).is_some_and(|slab| slab.copies.stale() != 0)
+    };
+    devices[1].fail_one_of(1);
+    let mut maintenance = Box::pin(pool.maintain_once());
+    while !devices[1].has_failed() {
+        assert!(poll_once(&mut maintenance).is_pending());
+        step(&devices);
+    }
+    devices[1].fail_one_of(0);
+    run(&devices, async {
+        maintenance.await.expect_err("a slab is not complete");
+
+        assert_eq!(slabs.map(is_stale).iter().filter(|&&is_stale| is_stale).count(), 1);
+        pool.maintain_once().await.expect("copied");
+        assert_eq!(slabs.map(is_stale), [false; 2]);
+    });
+}
+
+#[test]
+fn copy_that_a_scrub_or_a_read_cannot_write_again_is_stale() {
+    let devices = [1, 2].map(|seed| SimulatedDevice::new(32 << 20, seed));
+    for has_checksums in [false, true] {
+        let (pool, id) = run(&devices, async {
+            let new = NewVolume { has_checksums, ..mirrored(2, 1) };
+            let (pool, id) = pool_with(&devices, &new).await;
+            let other = NewVolume { label: label("other"), ..mirrored(1, 2) };
+            let other = pool.create_volume(&other).await.expect("created");
+            fill(&pool.open_volume(other).await.expect("opened"), 9).await;
+            fill(&pool.open_volume(id).await.expect("opened"), 1).await;
+            pool.checkpoint().await.expect("written");
+            (pool, id)
+        });
+        let slab = mirrored_slab(&pool, SlabKind::Data);
+        let place = middle(&pool, slab);
+        let last = place.sources().last().expect("a copy");
+        let device = &devices[usize::from(last.device)];
+        let at = pool.shared.devices.at(last, place.offset);
+        device.flip(at.offset as usize);
+        device.fail_writes(at.offset as usize..at.offset as usize + 1);
+        run(&devices, async {
+            pool.scrub(|_, _| {}).await.expect("it goes on");
+            assert!(stale(&pool) > 0);
+            has_only(&pool, id, 1).await;
+            pool.maintain_once().await.expect_err("it cannot be written");
+            device.fail_writes(0..0);
+            pool.maintain_once().await.expect("copied");
+            assert_eq!(stale(&pool), 0);
+            let again = pool.scrub(|_, _| {}).await.expect("read");
+            assert_eq!((again.repaired_bytes, again.differing_bytes), (0, 0));
+        });
+        end_all(pool);
+    }
 }
