@@ -7,6 +7,7 @@
 //! Packets are never larger than the MTU of the link: with the segmentation offload of veth, the MTU would have no
 //! effect.
 
+mod guests;
 mod relay;
 mod shaping;
 mod sides;
@@ -15,6 +16,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+pub use guests::{Attachment, GuestCards};
 use relay::wire::Wire;
 use sides::{LinkEnd, Sides};
 
@@ -48,6 +50,8 @@ pub struct LinkProfile {
     pub loss_percent: f64,
     /// Whether a bridge of the kernel forwards the frames, as a switch does. Such a link has no other impairment.
     pub has_switch: bool,
+    /// How a guest on the targets' side is attached to it. If it has a switch, the guest has a port of that.
+    pub attachment: Attachment,
 }
 
 impl LinkProfile {
@@ -60,6 +64,7 @@ impl LinkProfile {
             delay: Duration::ZERO,
             loss_percent: 0.0,
             has_switch: false,
+            attachment: Attachment::Routed,
         }
     }
 
@@ -77,6 +82,8 @@ pub struct Link {
     pub profile: LinkProfile,
     /// The address of the targets' side, or the reason why the link does not exist.
     pub address: Result<IpAddr, String>,
+    /// The address of a guest that has [`GuestCards`]; `None` if only ports of the targets' side lead to a guest.
+    pub guest_address: Option<IpAddr>,
 }
 
 /// The links of a run. They end when this is dropped, or when the process ends.
@@ -124,6 +131,7 @@ impl Network {
             } else {
                 Err(format!("this needs network namespaces: {reason}"))
             },
+            guest_address: None,
         };
         Self { links: profiles.iter().map(link).collect(), notes, sides: None, _wires: vec![] }
     }
@@ -147,7 +155,8 @@ impl Network {
                     Err(reason)
                 }
             };
-            links.push(Link { profile: profile.clone(), address });
+            let guest_address = guests::guest_address(index, profile);
+            links.push(Link { profile: profile.clone(), address, guest_address });
         }
         Self { links, notes, sides: Some(sides), _wires: wires }
     }

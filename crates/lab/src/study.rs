@@ -254,8 +254,8 @@ pub fn report(study: &dyn Study, run: &Run) -> Report {
     let mut report = study.report(run);
     if run.targets_under_test.iter().any(|name| *name == TargetUnderTest::Lio.to_string()) {
         report.summary.push(
-            "lio runs in a guest with an emulated processor, behind the user network of QEMU: its figures and its CPU time are \
-             not comparable with those of the other targets, and no ranking contains it."
+            "lio runs in a guest with an emulated processor: its figures and its CPU time are not comparable with those of the \
+             other targets, and no ranking contains it."
                 .into(),
         );
     }

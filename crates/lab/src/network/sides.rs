@@ -10,6 +10,9 @@ use sarsen_io::tap::Tap;
 /// Number of links for which there are addresses.
 pub(super) const LINKS_MAX: usize = 256;
 
+/// Length of the common prefix of the addresses of a link. There is one for a guest.
+pub(super) const PREFIX_LENGTH: u8 = 29;
+
 /// A side of the network.
 #[derive(Debug)]
 pub(super) struct Side {
@@ -62,34 +65,42 @@ impl Side {
 
     /// Passes these lines to `ip` on this side.
     pub(super) fn ip(&self, lines: &str) -> Result<(), String> {
-        self.batch("ip", lines)
+        batch(&self.prefix, "ip", lines)
     }
 
     /// Passes these lines to `tc` on this side.
     pub(super) fn tc(&self, lines: &str) -> Result<(), String> {
-        self.batch("tc", lines)
+        batch(&self.prefix, "tc", lines)
     }
 
-    fn batch(&self, program: &str, lines: &str) -> Result<(), String> {
-        let failed = |error| format!("{} {program}: {error}", self.prefix.join(" "));
-        let mut child = Command::new(&self.prefix[0])
-            .args(&self.prefix[1..])
-            .args([program, "-batch", "-"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(|error| failed(format!("{error}; install util-linux and iproute2")))?;
-        // The pipe is moved, so that it is closed after the last line; the status shows an early end.
-        let written = child.stdin.take().map(|mut input| input.write_all(lines.as_bytes()));
-        let output = child.wait_with_output().map_err(|error| failed(error.to_string()))?;
-        if output.status.success() && matches!(written, Some(Ok(()))) {
-            return Ok(());
-        }
-        let said = String::from_utf8_lossy(&output.stderr);
-        let said: Vec<_> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-        Err(format!("{program} failed ({}): {}", output.status, said.join("; ")))
+    /// Lets it forward packets.
+    pub(super) fn forward(&self) -> Result<(), String> {
+        let switch = "/proc/sys/net/ipv4/ip_forward";
+        let set = self.within(|| std::fs::write(switch, "1"));
+        set.map_err(|error| format!("{switch}: {error}"))
     }
+}
+
+/// Passes lines to a program, whose command begins with `prefix`.
+pub(super) fn batch(prefix: &[String], program: &str, lines: &str) -> Result<(), String> {
+    let failed = |error| format!("{} {program}: {error}", prefix.join(" "));
+    let mut child = Command::new(&prefix[0])
+        .args(&prefix[1..])
+        .args([program, "-batch", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| failed(format!("{error}; install util-linux and iproute2")))?;
+    // The pipe is moved, so that it is closed after the last line; the status shows an early end.
+    let written = child.stdin.take().map(|mut input| input.write_all(lines.as_bytes()));
+    let output = child.wait_with_output().map_err(|error| failed(error.to_string()))?;
+    if output.status.success() && matches!(written, Some(Ok(()))) {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let said: Vec<_> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    Err(format!("{program} failed ({}): {}", output.status, said.join("; ")))
 }
 
 impl Sides {
@@ -166,20 +177,31 @@ impl Sides {
 /// The addresses of a link, the targets' side first. RFC 2544 appendix C reserves 198.18.0.0/15 for measurements, so no
 /// other network is hidden.
 pub(super) fn ends(index: usize) -> [LinkEnd; 2] {
-    let third = u8::try_from(index).expect("there are addresses for it");
-    let address = |last| Ipv4Addr::new(198, 18, third, last);
-    let ethernet = |last| format!("02:00:c6:12:{third:02x}:{last:02x}");
     [(1, 2), (2, 1)].map(|(own, peer)| LinkEnd {
         interface: format!("link{index}"),
-        address: address(own),
-        ethernet: ethernet(own),
-        peer: address(peer),
-        peer_ethernet: ethernet(peer),
+        address: address(index, own),
+        ethernet: ethernet(index, own),
+        peer: address(index, peer),
+        peer_ethernet: ethernet(index, peer),
     })
 }
 
+/// Returns the address with this last byte on a link.
+pub(super) fn address(index: usize, last: u8) -> Ipv4Addr {
+    Ipv4Addr::new(198, 18, third(index), last)
+}
+
+/// Returns the Ethernet address for it.
+pub(super) fn ethernet(index: usize, last: u8) -> String {
+    format!("02:00:c6:12:{:02x}:{last:02x}", third(index))
+}
+
+pub(super) fn third(index: usize) -> u8 {
+    u8::try_from(index).expect("there are addresses for it")
+}
+
 /// Returns the names of the ports and of the bridge of a switched link.
-fn parts(interface: &str) -> [String; 3] {
+pub(super) fn parts(interface: &str) -> [String; 3] {
     ["near", "far", "switch"].map(|part| format!("{interface}{part}"))
 }
 
@@ -190,7 +212,7 @@ impl LinkEnd {
         let Self { interface, address, ethernet, peer, peer_ethernet } = self;
         format!(
             "link set dev {interface} address {ethernet} addrgenmode none {more}\n\
-             address add {address}/30 dev {interface}\n\
+             address add {address}/{PREFIX_LENGTH} dev {interface}\n\
              link set dev {interface} up\n\
              neighbour replace {peer} lladdr {peer_ethernet} dev {interface} nud permanent\n"
         )

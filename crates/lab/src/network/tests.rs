@@ -265,6 +265,42 @@ fn a_switch_forwards_the_frames_of_its_link() {
     assert!(refused.contains("no rate, delay or loss"), "{refused}");
 }
 
+#[test]
+fn a_guest_has_a_card_for_each_link_until_it_ends() {
+    let plain = |name| LinkProfile::plain(name, 1400);
+    let attached = |name, attachment| LinkProfile { attachment, ..plain(name) };
+    let profiles = [
+        plain("routed"),
+        LinkProfile { has_switch: true, ..plain("bridge") },
+        attached("macvtap", Attachment::Macvtap),
+        attached("user", Attachment::UserNetwork),
+    ];
+    let Some(network) = apart(&profiles) else { return };
+    let guests: Vec<_> = network.links().iter().map(|link| link.guest_address).collect();
+    let address = |text: &str| Some(text.parse::<IpAddr>().unwrap());
+    assert_eq!(guests, [address("198.19.0.3"), address("198.18.1.3"), address("198.18.2.3"), None]);
+    let interfaces = || {
+        let prefix = network.target_command_prefix();
+        let mut command = Command::new(&prefix[0]);
+        let output = command.args(&prefix[1..]).args(["ip", "-oneline", "link"]).output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        said.matches(": guest").count()
+    };
+    for _ in 0..2 {
+        let cards = network.guest_cards().unwrap();
+        // A container may have no devices of macvtap.
+        let has_macvtap = cards.refusal("macvtap").is_none();
+        let count = 2 + usize::from(has_macvtap);
+        assert_eq!(interfaces(), count);
+        assert_eq!(cards.arguments().len(), 4 * count, "{:?}", cards.arguments());
+        let opened = cards.command_prefix().iter().any(|word| word.contains("3<>/dev/tap"));
+        assert_eq!(opened, has_macvtap);
+        assert!(cards.script().contains("ip route add 198.18.0.0/29 via 198.19.0.1"));
+        drop(cards);
+        assert_eq!(interfaces(), 0);
+    }
+}
+
 /// Environment variable of the process that creates a network and is killed with it.
 const TO_BE_KILLED: &str = "SARSEN_TEST_NETWORK_TO_BE_KILLED";
 

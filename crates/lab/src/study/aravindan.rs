@@ -6,6 +6,7 @@
 //! modes are those of the target's own disk volume. There they determine the same two properties: whether memory serves
 //! reads, and when a write is durable.
 
+mod attachments;
 mod disks;
 mod report;
 #[cfg(test)]
@@ -167,6 +168,12 @@ impl Study for Aravindan {
         let (of, place) = (&targets_under_test[..1], (&*loopback, MODES[0].name));
         let times = (choices.scale, duration.max(RECOVERY_SHORTEST));
         points.extend(recovery::points(of, place, &forms, 1, times));
+        let mut links = vec![LinkProfile::loopback()];
+        let lio = targets_under_test.iter().position(|one| *one == TargetUnderTest::Lio);
+        if let Some(lio) = lio.filter(|_| choices.links) {
+            links.extend(attachments::links());
+            points.extend(attachments::points(lio, [warm_up, duration]));
+        }
         let rounds = match choices.scale {
             Scale::Quick => 1,
             Scale::Full => ROUNDS.div_ceil(REPETITIONS),
@@ -183,7 +190,7 @@ impl Study for Aravindan {
                 .map(|fault| failover(&targets_under_test[0], fault, rounds)),
         );
         Plan {
-            links: vec![LinkProfile::loopback()],
+            links,
             volumes: MODES
                 .map(|Mode { name, cache, .. }| VolumeSpec {
                     name: name.into(),

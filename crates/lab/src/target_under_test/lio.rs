@@ -14,7 +14,7 @@ const RECIPE: Recipe =
     Recipe { name: "lio", packages: &[], modules: &["iscsi_target_mod", "target_core_iblock"] };
 const MEMORY_MIB: u32 = 512;
 /// The address of the guest in QEMU's user network.
-const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
+const USER_NETWORK: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 const PORT: u16 = 3260;
 const LUN: u16 = 0;
 /// Number of virtio disks with a name of one letter.
@@ -49,11 +49,16 @@ fn start_on(
 ) -> Result<Running, TargetUnderTestError> {
     let mut running = Running::at_home("lio")?;
     let files = running.backing_files(images)?;
-    let forward = format!("user,id=network,hostfwd=tcp:{address}-{ADDRESS}:{PORT}");
+    let cards = network.guest_cards().map_err(TargetUnderTestError::Unable)?;
+    let forward = format!("user,id=user,hostfwd=tcp:{address}-{USER_NETWORK}:{PORT}");
+    let user_card = "virtio-net-pci,netdev=user,romfile=";
+    let arguments = cards.arguments();
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     let mut spec = GuestSpec::new(&RECIPE, cache, MEMORY_MIB)
-        .in_namespace(network.target_command_prefix())
-        .storage(ADDRESS)
-        .arguments(&["-netdev", &forward, "-device", "virtio-net-pci,netdev=network,romfile="]);
+        .in_namespace(&cards.command_prefix())
+        .storage(Ipv4Addr::UNSPECIFIED)
+        .arguments(&["-netdev", &forward, "-device", user_card])
+        .arguments(&arguments);
     for (number, (image, file)) in images.iter().zip(&files).enumerate() {
         let [drive, device] = disk(number, image, file);
         spec = spec.arguments(&["-drive", &drive, "-device", &device]);
@@ -62,21 +67,24 @@ fn start_on(
     guest.wait_for_boot()?;
     let script = format!(
         ". /storage\n\
-         ip address add {ADDRESS}/24 dev eth0\n\
+         ip address add {USER_NETWORK}/24 dev eth0\n\
          ip link set eth0 up\n\
          ip route add default via 10.0.2.2\n\
+         {}\
          serve_lio {}\n\
          uname -r\n",
+        cards.script(),
         images.len()
     );
     let version = guest.run(&script, LIMIT)?;
     running.set_version(format!("Linux {}", version.trim()));
     for (image, number) in images.iter().zip(1..) {
         let target = format!("iqn.2026-11.io.sarsen:disk{number}");
-        let unit = VolumeEndpoint::Iscsi { port: address.port(), target, lun: LUN };
+        let forwarded = address.port();
+        let unit = VolumeEndpoint::InGuest { port: PORT, forwarded, target, lun: LUN };
         running.add_unit(&image.name, unit);
     }
-    running.add_guest(guest);
+    running.add_guest(guest, cards);
     Ok(running)
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::{Backing, Image, TargetUnderTestError};
 use crate::folder::{PrivateFolder, RUN_PREFIX};
 use crate::guest::Guest;
 use crate::load::Endpoint;
-use crate::network::{Link, Network};
+use crate::network::{GuestCards, Link, Network};
 use crate::process::{self, Daemon};
 
 /// The file system for files in memory.
@@ -37,6 +37,8 @@ pub struct Running {
     /// Before the folders in drop order: processes end before their files are removed.
     daemons: Vec<Daemon>,
     guests: Vec<Guest>,
+    /// The network cards of the guests.
+    cards: Option<GuestCards>,
     folders: Vec<PrivateFolder>,
     units: Vec<(String, VolumeEndpoint)>,
     /// Number of bytes that its files have reserved and not allocated: in memory and on the disk.
@@ -48,6 +50,8 @@ pub struct Running {
 pub(super) enum VolumeEndpoint {
     /// The portal on this port of the targets' side.
     Iscsi { port: u16, target: String, lun: u16 },
+    /// The portal on this port of a guest; on another port of the targets' side over a link where the guest has no address.
+    InGuest { port: u16, forwarded: u16, target: String, lun: u16 },
     /// The default export of the NBD server at this port of the targets' side.
     Nbd { port: u16 },
     /// The endpoint of a target that the lab did not start, for any image.
@@ -65,6 +69,7 @@ impl Running {
             commands: Vec::new(),
             daemons: Vec::new(),
             guests: Vec::new(),
+            cards: None,
             folders: Vec::new(),
             units: Vec::new(),
             promised: [0, 0],
@@ -131,20 +136,29 @@ impl Running {
         let unit = found.ok_or_else(|| {
             TargetUnderTestError::Failed(format!("{} has no volume {volume:?}", self.name))
         })?;
+        let name = &link.profile.name;
+        let unable = |what: &str, reason| {
+            TargetUnderTestError::Unable(format!("no {what} {name}: {reason}"))
+        };
+        let at = |address: IpAddr, port| Portal { host: address.to_string(), port, tls: None };
         let portal = |port| match &link.address {
-            Ok(address) => Ok(Portal { host: address.to_string(), port, tls: None }),
-            Err(reason) => Err(TargetUnderTestError::Unable(format!(
-                "no link {}: {reason}",
-                link.profile.name
-            ))),
+            Ok(address) => Ok(at(*address, port)),
+            Err(reason) => Err(unable("link", reason.as_str())),
+        };
+        let iscsi = |portal, target: &str, lun| {
+            let (portals, target) = (vec![portal], target.to_owned());
+            Endpoint::Iscsi(Url { portals, target, lun, chap: Chap::default() })
         };
         Ok(match unit {
-            VolumeEndpoint::Iscsi { port, target, lun } => Endpoint::Iscsi(Url {
-                portals: vec![portal(*port)?],
-                target: target.clone(),
-                lun: *lun,
-                chap: Chap::default(),
-            }),
+            VolumeEndpoint::Iscsi { port, target, lun } => iscsi(portal(*port)?, target, *lun),
+            VolumeEndpoint::InGuest { port, forwarded, target, lun } => {
+                if let Some(reason) = self.cards.as_ref().and_then(|cards| cards.refusal(name)) {
+                    return Err(unable("network card for", reason));
+                }
+                let forwarded = portal(*forwarded)?;
+                let own = link.guest_address.map(|address| at(address, *port));
+                iscsi(own.unwrap_or(forwarded), target, *lun)
+            }
             VolumeEndpoint::Nbd { port } => Endpoint::Nbd(NbdUrl {
                 place: NbdPlace::Host(portal(*port)?),
                 export: String::new(),
@@ -184,10 +198,11 @@ impl Running {
         self.units.push((volume.to_owned(), unit));
     }
 
-    /// Adds a guest in which it runs.
-    pub(super) fn add_guest(&mut self, guest: Guest) {
+    /// Adds a guest in which it runs, with its network cards.
+    pub(super) fn add_guest(&mut self, guest: Guest, cards: GuestCards) {
         self.note_command(guest.process().command().to_owned());
         self.guests.push(guest);
+        self.cards = Some(cards);
     }
 
     pub(super) fn set_version(&mut self, version: String) {

@@ -1,7 +1,9 @@
 //! A comparison of cache modes, the order of targets, and the time of a failover next to its formula.
 
 use super::super::{features, layout, recovery};
-use super::{CACHE, FAILOVER, LOADS, MODES, Mode, OPERATIONS, PATH_COUNT, TARGET, disks, labels};
+use super::{
+    CACHE, FAILOVER, LOADS, MODES, Mode, OPERATIONS, PATH_COUNT, TARGET, attachments, disks, labels,
+};
 use crate::multipath::{FAILOVER_MS, LINK_RATE_MBIT, LONGEST_FAILOVER_MS};
 use crate::published::aravindan::{
     FAILOVER_BY_FORMULA, FAILOVER_MEASURED, FASTEST_READS, ORDER, TIMEOUT,
@@ -32,6 +34,7 @@ pub(super) fn report(run: &Run) -> Report {
         order(run),
         costs(run),
         disks::section(run),
+        attachments::section(run),
         over_paths(run),
         failover(run),
     ];

@@ -38,7 +38,7 @@ pub(super) fn links() -> [LinkProfile; 2] {
     BETWEEN.map(|mtu| LinkProfile::plain(&name(mtu), mtu))
 }
 
-/// Returns the cells of all targets whose own network has such frames.
+/// Returns the cells of all targets.
 pub(super) fn points(
     targets_under_test: &[TargetUnderTest],
     volume: &str,
@@ -49,9 +49,6 @@ pub(super) fn points(
         access::NAMED.iter().filter(|NamedPattern { name, .. }| SPECIFICATIONS.contains(name));
     for &NamedPattern { name: specification, access } in specifications {
         for (index, target_under_test) in targets_under_test.iter().enumerate() {
-            if *target_under_test == TargetUnderTest::Lio {
-                continue;
-            }
             for mtu in BETWEEN {
                 points.push(Point {
                     labels: labels(&target_under_test.to_string(), specification, mtu),
