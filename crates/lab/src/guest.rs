@@ -8,6 +8,7 @@ mod archive;
 mod base;
 mod disk;
 mod group;
+mod migration;
 mod modules;
 mod monitor;
 
@@ -28,6 +29,7 @@ use archive::Archive;
 pub use base::Recipe;
 pub use disk::DiskForm;
 pub use group::{Group, SERVER};
+pub use migration::Migration;
 
 /// The program that runs guests.
 pub const QEMU: &str = "qemu-system-x86_64";
@@ -274,6 +276,16 @@ impl Guest {
 
     /// Waits until the guest executes scripts.
     pub fn wait_for_boot(&mut self) -> Result<(), GuestError> {
+        self.accept_agent()?;
+        match self.line(now() + BOOT_LIMIT) {
+            Ok(line) if line == "ready" => Ok(()),
+            Ok(_) => Err(self.silent(io::ErrorKind::InvalidData.into())),
+            Err(source) => Err(self.silent(source)),
+        }
+    }
+
+    /// Waits until the hypervisor connects the port of the agent.
+    fn accept_agent(&mut self) -> Result<(), GuestError> {
         let socket = self.folder.path().join(AGENT_SOCKET);
         let (listener, mut agent) = (&self.listener, None);
         self.daemon.wait_until(BOOT_LIMIT, || match listener.accept() {
@@ -285,11 +297,7 @@ impl Guest {
             Err(error) => Err(at(&socket)(error)),
         })?;
         self.agent = agent;
-        match self.line(now() + BOOT_LIMIT) {
-            Ok(line) if line == "ready" => Ok(()),
-            Ok(_) => Err(self.silent(io::ErrorKind::InvalidData.into())),
-            Err(source) => Err(self.silent(source)),
-        }
+        Ok(())
     }
 
     /// Returns its name.

@@ -1,5 +1,7 @@
 //! Several paths to one unit: the throughput over them, and the interruption of a client's I/O when one of them fails.
 
+mod kernel;
+
 use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::rc::Rc;
@@ -20,6 +22,7 @@ use crate::load::Endpoint;
 use crate::network::{LinkProfile, Network};
 use crate::record::{Measures, Outcome, figure};
 use crate::target_under_test::{Running, sarsen};
+pub use kernel::{Timers, failover as kernel_failover};
 
 /// Requests in flight.
 const DEPTH: usize = 8;
@@ -237,10 +240,14 @@ pub fn failover(fault: Fault, rounds: u32, seed: u64) -> Outcome {
         Ok(program) => program,
         Err(error) => return Outcome::Failed(error.to_string()),
     };
-    let mut gaps = match interruptions(&network, &program, fault, rounds, seed) {
-        Ok(gaps) => gaps,
-        Err(reason) => return Outcome::Failed(reason),
-    };
+    match interruptions(&network, &program, fault, rounds, seed) {
+        Ok(gaps) => measures(gaps),
+        Err(reason) => Outcome::Failed(reason),
+    }
+}
+
+/// Returns the figures of interruptions.
+fn measures(mut gaps: Vec<Duration>) -> Outcome {
     gaps.sort_unstable();
     let ms = |gap: Duration| gap.as_secs_f64() * 1e3;
     let all: Vec<_> = gaps.iter().map(|gap| format!("{:.1}", ms(*gap))).collect();

@@ -16,7 +16,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-pub use guests::{Attachment, GuestCards};
+pub use guests::{Attachment, GuestCards, GuestSide};
 use relay::wire::Wire;
 use sides::{LinkEnd, Sides};
 
@@ -50,6 +50,8 @@ pub struct LinkProfile {
     pub loss_percent: f64,
     /// Whether a bridge of the kernel forwards the frames, as a switch does. Such a link has no other impairment.
     pub has_switch: bool,
+    /// Whether sessions over it use TLS. The link itself is the same.
+    pub has_tls: bool,
     /// How a guest on the targets' side is attached to it. If it has a switch, the guest has a port of that.
     pub attachment: Attachment,
 }
@@ -64,6 +66,7 @@ impl LinkProfile {
             delay: Duration::ZERO,
             loss_percent: 0.0,
             has_switch: false,
+            has_tls: false,
             attachment: Attachment::Routed,
         }
     }

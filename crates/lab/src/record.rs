@@ -129,6 +129,16 @@ pub mod figure {
         MEDIUM_RANDOM_READ_IOPS = "medium_random_read_iops";
         /// Random reads of 4 KiB a second, 32 outstanding.
         MEDIUM_RANDOM_READ_IOPS_32 = "medium_random_read_iops_32";
+        /// Median of the times that virtual machines did not run while they migrated, ms.
+        DOWNTIME_MS = "downtime_ms";
+        /// Maximum of the times that virtual machines did not run while they migrated, ms.
+        LONGEST_DOWNTIME_MS = "longest_downtime_ms";
+        /// Median of the times from the beginning of a migration to its end, ms.
+        MIGRATION_MS = "migration_ms";
+        /// Maximum of the times from the beginning of a migration to its end, ms.
+        LONGEST_MIGRATION_MS = "longest_migration_ms";
+        /// Median of the differences of the I/Os per second before and during a migration, % of those before.
+        SLOWDOWN_PERCENT = "slowdown_percent";
         /// 1 if the load was steady by SNIA's rule, else 0.
         STEADY = "steady";
     }

@@ -21,6 +21,7 @@ pub mod trinkle;
 mod virtual_initiator;
 
 use std::fmt;
+use std::path::Path;
 use std::time::Duration;
 
 pub use guests::{GuestMeasurement, GuestPlan, GuestPoint};
@@ -183,6 +184,8 @@ pub struct Subject<'a> {
     pub seed: u64,
     /// Whether writes are permitted: the lab started the target or the user permitted them.
     pub may_write: bool,
+    /// The folder that keeps what guests boot from.
+    pub guests: &'a Path,
     /// The virtual machine that uses the volume, and the form of its disk; `None` if this program does.
     pub virtual_initiator: Option<(&'a VirtualInitiator, DiskForm)>,
 }

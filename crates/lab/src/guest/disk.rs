@@ -135,13 +135,8 @@ fn count_addresses(monitor: &mut Monitor, form: DiskForm) -> io::Result<u64> {
 impl Guest {
     /// Attaches a disk and returns its device in the guest, which must have no other disk of this kind. `node` is the
     /// description of the disk's blocks for QEMU's `blockdev-add`, without a name.
-    pub fn attach(&self, form: DiskForm, mut node: Value) -> Result<String, GuestError> {
-        node["node-name"] = NODE.into();
-        let attached = self.monitor().and_then(|mut monitor| {
-            monitor.execute("blockdev-add", &node)?;
-            monitor.execute("device_add", &form.device())
-        });
-        attached.map_err(self.hypervisor_error())?;
+    pub fn attach(&self, form: DiskForm, node: &Value) -> Result<String, GuestError> {
+        self.plug(form, node)?;
         // An emulated controller reports no new disks.
         let script = format!(
             "for host in /sys/class/scsi_host/*/scan; do echo '- - -' >$host; done\n\
@@ -171,7 +166,18 @@ impl Guest {
         detached.map_err(self.hypervisor_error())
     }
 
-    fn hypervisor_error(&self) -> impl Fn(io::Error) -> GuestError {
+    /// Lets the hypervisor have a disk, whether its guest runs or not.
+    pub(super) fn plug(&self, form: DiskForm, node: &Value) -> Result<(), GuestError> {
+        let mut node = node.clone();
+        node["node-name"] = NODE.into();
+        let plugged = self.monitor().and_then(|mut monitor| {
+            monitor.execute("blockdev-add", &node)?;
+            monitor.execute("device_add", &form.device())
+        });
+        plugged.map_err(self.hypervisor_error())
+    }
+
+    pub(super) fn hypervisor_error(&self) -> impl Fn(io::Error) -> GuestError {
         let name = self.name.clone();
         move |source| GuestError::Hypervisor { name: name.clone(), source }
     }
@@ -190,7 +196,7 @@ impl Guest {
     }
 
     /// Connects to the hypervisor, which has one connection at a time.
-    fn monitor(&self) -> io::Result<Monitor> {
+    pub(super) fn monitor(&self) -> io::Result<Monitor> {
         Monitor::connect(&self.folder.path().join(MONITOR))
     }
 }

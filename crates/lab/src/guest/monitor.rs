@@ -11,6 +11,16 @@ use serde_json::{Value, json};
 /// Maximum time of a command.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// The bytes a second of a migration, which has no limit to speak of.
+const BANDWIDTH: u64 = 1 << 40;
+/// The status of a migration that has succeeded.
+const COMPLETED: &str = "completed";
+
+/// Returns QEMU's address of a socket.
+fn address(socket: &Path) -> String {
+    format!("unix:{}", socket.display())
+}
+
 /// A connection to the hypervisor of a guest.
 #[derive(Debug)]
 pub(super) struct Monitor {
@@ -31,7 +41,46 @@ impl Monitor {
 
     /// Executes a command.
     pub(super) fn execute(&mut self, command: &str, arguments: &Value) -> io::Result<()> {
-        self.execute_with_event(command, arguments, None)
+        self.execute_with_event(command, arguments, None).map(drop)
+    }
+
+    /// Executes a command without arguments, and returns its answer.
+    pub(super) fn query(&mut self, command: &str) -> io::Result<Value> {
+        self.execute_with_event(command, &json!({}), None)
+    }
+
+    /// Moves the machine to another process, which waits for it at this socket, and waits until it has moved. Returns what
+    /// QEMU says of the migration.
+    pub(super) fn migrate(&mut self, socket: &Path) -> io::Result<Value> {
+        let events = json!([{ "capability": "events", "state": true }]);
+        self.execute("migrate-set-capabilities", &json!({ "capabilities": events }))?;
+        let unlimited = json!({ "max-bandwidth": BANDWIDTH });
+        self.execute("migrate-set-parameters", &unlimited)?;
+        let is_over = |message: &Value| {
+            message["event"] == "MIGRATION"
+                && [COMPLETED, "failed"].iter().any(|end| message["data"]["status"] == *end)
+        };
+        let place = json!({ "uri": address(socket) });
+        self.execute_with_event("migrate", &place, Some(&is_over))?;
+        let mut said = self.query("query-migrate")?;
+        // It knows its times a moment after its end.
+        let deadline = now() + LIMIT;
+        while said["status"] == COMPLETED && said["total-time"].as_u64().unwrap_or(0) == 0 {
+            if now() > deadline {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            said = self.query("query-migrate")?;
+        }
+        if said["status"] == COMPLETED {
+            return Ok(said);
+        }
+        let reason = said["error-desc"].as_str().unwrap_or("it says no reason");
+        Err(io::Error::other(format!("the migration failed: {reason}")))
+    }
+
+    /// Lets a machine that was started for it receive another one at this socket.
+    pub(super) fn receive(&mut self, socket: &Path) -> io::Result<()> {
+        self.execute("migrate-incoming", &json!({ "uri": address(socket) }))
     }
 
     /// Removes a device, and waits until the guest has released it.
@@ -39,31 +88,35 @@ impl Monitor {
         let is_deleted = |message: &Value| {
             message["event"] == "DEVICE_DELETED" && message["data"]["device"] == id
         };
-        self.execute_with_event("device_del", &json!({ "id": id }), Some(&is_deleted))
+        self.execute_with_event("device_del", &json!({ "id": id }), Some(&is_deleted)).map(drop)
     }
 
-    /// Executes a command and waits for its answer and, if it has one, for the event that shows its end. They come in either
-    /// order.
+    /// Executes a command and waits for its answer, which it returns, and, if it has one, for the event that shows its end.
+    /// They come in either order.
     fn execute_with_event(
         &mut self,
         command: &str,
         arguments: &Value,
         event: Option<&dyn Fn(&Value) -> bool>,
-    ) -> io::Result<()> {
+    ) -> io::Result<Value> {
         let deadline = now() + LIMIT;
         let request = json!({ "execute": command, "arguments": arguments });
         self.connection.get_mut().write_all(format!("{request}\n").as_bytes())?;
-        let (mut is_answered, mut is_over) = (false, event.is_none());
-        while !(is_answered && is_over) {
-            let message = self.message(deadline)?;
+        let (mut answer, mut is_over) = (None, event.is_none());
+        loop {
+            if let Some(answer) = answer.take_if(|_| is_over) {
+                return Ok(answer);
+            }
+            let mut message = self.message(deadline)?;
             if let Some(error) = message.get("error") {
                 let reason = error["desc"].as_str().unwrap_or("no reason is given");
                 return Err(io::Error::other(format!("{command}: {reason}")));
             }
-            is_answered |= message.get("return").is_some();
             is_over |= event.is_some_and(|event| event(&message));
+            if let Some(returned) = message.get_mut("return") {
+                answer = Some(returned.take());
+            }
         }
-        Ok(())
     }
 
     /// Reads a message before the deadline.

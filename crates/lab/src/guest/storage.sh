@@ -170,6 +170,32 @@ end_nfs() {
 }
 mount_nfs() { mount -i -t nfs -o "vers=4.2,proto=tcp,hard,addr=$SERVER" "$SERVER:/srv/$1" /mnt; }
 
+# SMB: the kernel's server and client.
+serve_smb() {
+    mkdir -p /etc/ksmbd
+    {
+        printf '[global]\nmap to guest = bad user\nnetbios name = server\n'
+        for number in $(numbers "$1"); do
+            printf '[disk%s]\npath = /srv/%s\nguest ok = yes\nwriteable = yes\nforce user = root\nforce group = root\n' "$number" "$number"
+        done
+    } >/etc/ksmbd/ksmbd.conf
+    touch /etc/ksmbd/ksmbdpwd.db
+    for number in $(numbers "$1"); do
+        mkdir -p "/srv/$number"
+        make_file_system "$(own_disk "$number")"
+        mount "$(own_disk "$number")" "/srv/$number"
+    done
+    ksmbd.mountd
+    until_true 60 listens 445
+}
+end_smb() {
+    ksmbd.control --shutdown
+    until_true 60 no_mountd
+    for share in $(grep ' /srv/' /proc/mounts | cut -d' ' -f2); do umount "$share"; done
+}
+no_mountd() { ! pidof ksmbd.mountd >/dev/null; }
+mount_smb() { mount -i -t cifs -o "ip=$SERVER,unc=\\\\$SERVER\\disk$1,vers=3.1.1,username=guest,password=,hard" "//$SERVER/disk$1" /mnt; }
+
 # DRBD: the client is primary, with a copy on the server.
 drbd_resource() {
     mkdir -p /etc/drbd.d /var/lib/drbd /run/drbd /var/lock
@@ -216,6 +242,7 @@ requests_iscsi() {
     # Completed reads, writes, discards and flushes (Documentation/admin-guide/iostats.rst).
     awk '{ print $1 + $5 + $12 + $16 }' "/sys/block/${disk##*/}/stat"
 }
+requests_smb() { awk '/^SMBs:/ { print $2 }' /proc/fs/cifs/Stats; }
 requests_nfs() { awk '$1 == "rpc" { print $2 }' /proc/net/rpc/nfs; }
 
 # with_memory MIB COMMAND...: runs the command with about so much memory for itself and its files' pages. The kernel reclaims what is

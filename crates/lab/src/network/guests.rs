@@ -1,4 +1,4 @@
-//! Network cards of a guest on the targets' side: one for each link, with an address of its own.
+//! Network cards of a guest on a side of the network: one for each link, with an address of its own.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -7,12 +7,22 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::sides::{self, LinkEnd, PREFIX_LENGTH, Sides};
 use super::{LinkProfile, Network, TAP_QUEUE_FRAMES, VETH_MTU_MAX};
 
-/// The last byte of the addresses of guests.
+/// The numbers of the addresses of a guest, and of its host, within a network.
 const GUEST: u8 = 3;
+const HOST: u8 = 1;
 /// The first file descriptor of QEMU for a macvtap device, and their number: shells have no others with one digit.
 const DESCRIPTORS: std::ops::Range<usize> = 3..10;
 
-/// How a guest is attached to a link without a switch.
+/// The side of a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestSide {
+    /// That of the targets: the guest serves volumes.
+    Targets,
+    /// That of the initiator: the guest uses volumes. The initiator's side forwards its packets.
+    Initiator,
+}
+
+/// How a guest on the targets' side is attached to a link without a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attachment {
     /// The targets' side forwards the packets of the guest, which has a network of its own with it.
@@ -27,15 +37,16 @@ pub enum Attachment {
 pub(super) fn guest_address(index: usize, profile: &LinkProfile) -> Option<IpAddr> {
     match profile.attachment {
         _ if profile.has_switch => Some(sides::address(index, GUEST).into()),
-        Attachment::Routed => Some(routed(index, GUEST).into()),
+        Attachment::Routed => Some(routed(GuestSide::Targets, index, GUEST).into()),
         Attachment::Macvtap => Some(sides::address(index, GUEST).into()),
         Attachment::UserNetwork => None,
     }
 }
 
-/// Returns an address of the network between the targets' side and a guest (RFC 2544 appendix C).
-fn routed(index: usize, last: u8) -> Ipv4Addr {
-    Ipv4Addr::new(198, 19, sides::third(index), last)
+/// Returns an address of the network between a side and its guest.
+fn routed(side: GuestSide, index: usize, number: u8) -> Ipv4Addr {
+    let network = sides::guests(index, side == GuestSide::Initiator);
+    Ipv4Addr::from_bits(network.to_bits() + u32::from(number))
 }
 
 /// The network cards of a guest. The interfaces to which they belong are removed when this is dropped.
@@ -44,13 +55,13 @@ pub struct GuestCards {
     cards: Vec<Card>,
     /// Why a link has no card, by its name.
     refused: Vec<(String, String)>,
-    /// The words before a command on the targets' side.
+    /// The words before a command on the side of the guest.
     prefix: Vec<String>,
 }
 
 #[derive(Debug)]
 struct Card {
-    /// The interface of the targets' side.
+    /// The interface of the side.
     interface: String,
     ethernet: String,
     mtu: u32,
@@ -77,7 +88,7 @@ impl GuestCards {
         arguments.collect()
     }
 
-    /// Returns the words before the hypervisor's command, which executes it on the targets' side with its devices.
+    /// Returns the words before the hypervisor's command, which executes it on the side of the guest with its devices.
     pub fn command_prefix(&self) -> Vec<String> {
         let devices = self.cards.iter().filter_map(|card| card.device.as_ref());
         let redirections: Vec<_> = devices
@@ -127,15 +138,19 @@ impl Drop for GuestCards {
 }
 
 impl Network {
-    /// Creates the network cards of a guest, at most one guest at a time. There are none on loopback, and for links with
-    /// [`Attachment::UserNetwork`].
-    pub fn guest_cards(&self) -> Result<GuestCards, String> {
-        let prefix = self.target_command_prefix().to_vec();
+    /// Creates the network cards of a guest, at most one guest of each side at a time. There are none on loopback, and on the
+    /// targets' side for links with [`Attachment::UserNetwork`].
+    pub fn guest_cards(&self, side: GuestSide) -> Result<GuestCards, String> {
+        let prefix = match side {
+            GuestSide::Targets => self.target_command_prefix(),
+            GuestSide::Initiator => self.initiator_command_prefix(),
+        };
+        let prefix = prefix.to_vec();
         let mut cards = GuestCards { cards: Vec::new(), refused: Vec::new(), prefix };
         let Some(sides) = &self.sides else { return Ok(cards) };
         let present = self.links.iter().enumerate().filter(|(_, link)| link.address.is_ok());
         for (index, link) in present {
-            match card(sides, index, &link.profile) {
+            match card(sides, side, index, &link.profile) {
                 Ok(card) => cards.cards.extend(card),
                 Err(reason) => cards.refused.push((link.profile.name.clone(), reason)),
             }
@@ -149,8 +164,14 @@ impl Network {
 }
 
 /// Creates the interface for a card of a link.
-fn card(sides: &Sides, index: usize, profile: &LinkProfile) -> Result<Option<Card>, String> {
-    let [LinkEnd { interface: link, address, .. }, _] = sides::ends(index);
+fn card(
+    sides: &Sides,
+    side: GuestSide,
+    index: usize,
+    profile: &LinkProfile,
+) -> Result<Option<Card>, String> {
+    let [target, initiator] = sides::ends(index);
+    let LinkEnd { interface: link, .. } = target;
     let interface = format!("guest{index}");
     let ethernet = sides::ethernet(index, GUEST);
     let mtu = profile.mtu.min(VETH_MTU_MAX);
@@ -168,27 +189,11 @@ fn card(sides: &Sides, index: usize, profile: &LinkProfile) -> Result<Option<Car
         device: None,
     };
     match profile.attachment {
-        _ if profile.has_switch => {
+        _ if side == GuestSide::Targets && profile.has_switch => {
             let [_, _, switch] = sides::parts(&link);
             sides.targets.ip(&format!("{tap} master {switch} up\n"))?;
         }
-        Attachment::Routed => {
-            let [host, guest] = [1, GUEST].map(|last| routed(index, last));
-            sides.targets.ip(&format!(
-                "{tap}\n\
-                 address add {host}/{PREFIX_LENGTH} dev {interface}\n\
-                 link set dev {interface} up\n\
-                 neighbour replace {guest} dev {interface} {neighbour}\n"
-            ))?;
-            sides.targets.forward()?;
-            let network = routed(index, 0);
-            let to_guest =
-                format!("route replace {network}/{PREFIX_LENGTH} via {address} dev {link}\n");
-            sides.initiator.ip(&to_guest)?;
-            card.address = guest;
-            card.route = Some((sides::address(index, 0), host));
-        }
-        Attachment::Macvtap => {
+        Attachment::Macvtap if side == GuestSide::Targets => {
             let number = device_number();
             sides.targets.ip(&format!(
                 "link add link {link} index {number} name {interface} type macvtap mode bridge\n\
@@ -201,10 +206,27 @@ fn card(sides: &Sides, index: usize, profile: &LinkProfile) -> Result<Option<Car
             }
             card.device = Some(device);
         }
-        Attachment::UserNetwork => return Ok(None),
+        Attachment::UserNetwork if side == GuestSide::Targets => return Ok(None),
+        Attachment::Routed | Attachment::Macvtap | Attachment::UserNetwork => {
+            let here = match side {
+                GuestSide::Targets => &sides.targets,
+                GuestSide::Initiator => &sides.initiator,
+            };
+            let [host, guest] = [HOST, GUEST].map(|number| routed(side, index, number));
+            here.ip(&format!(
+                "{tap}\n\
+                 address add {host}/{PREFIX_LENGTH} dev {interface}\n\
+                 link set dev {interface} up\n\
+                 neighbour replace {guest} dev {interface} {neighbour}\n"
+            ))?;
+            here.forward()?;
+            card.address = guest;
+            card.route = Some((sides::address(index, 0), host));
+        }
     }
     if card.route.is_none() {
         // It is in the network of the link itself.
+        let LinkEnd { interface: link, .. } = initiator;
         let guest = card.address;
         sides.initiator.ip(&format!("neighbour replace {guest} dev {link} {neighbour}\n"))?;
     }

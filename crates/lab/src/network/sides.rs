@@ -34,6 +34,8 @@ pub(super) struct LinkEnd {
     ethernet: String,
     peer: Ipv4Addr,
     peer_ethernet: String,
+    /// The network of a guest on the other side, to which that side forwards packets.
+    peer_guests: Ipv4Addr,
 }
 
 impl LinkEnd {
@@ -155,13 +157,11 @@ impl Sides {
 
     /// Deactivates the interface of the targets' side, or activates it again. The carrier of the other one follows.
     pub(super) fn set_up(&self, ends: &[LinkEnd; 2], is_up: bool) -> Result<(), String> {
-        let [LinkEnd { interface, peer, peer_ethernet, .. }, _] = ends;
+        let [end, _] = ends;
+        let LinkEnd { interface, .. } = end;
         self.targets.ip(&if is_up {
-            // The neighbour was removed with the carrier.
-            format!(
-                "link set dev {interface} up\n\
-                 neighbour replace {peer} lladdr {peer_ethernet} dev {interface} nud permanent\n"
-            )
+            // The neighbour and the route were removed with the carrier.
+            format!("link set dev {interface} up\n{}", end.ways())
         } else {
             format!("link set dev {interface} down\n")
         })
@@ -183,7 +183,14 @@ pub(super) fn ends(index: usize) -> [LinkEnd; 2] {
         ethernet: ethernet(index, own),
         peer: address(index, peer),
         peer_ethernet: ethernet(index, peer),
+        peer_guests: guests(index, peer == 2),
     })
+}
+
+/// Returns the network of a guest that is on the initiator's side or on that of the targets. Also this range is for
+/// measurements.
+pub(super) fn guests(index: usize, is_initiator: bool) -> Ipv4Addr {
+    Ipv4Addr::new(198, 19, third(index), if is_initiator { 8 } else { 0 })
 }
 
 /// Returns the address with this last byte on a link.
@@ -196,7 +203,7 @@ pub(super) fn ethernet(index: usize, last: u8) -> String {
     format!("02:00:c6:12:{:02x}:{last:02x}", third(index))
 }
 
-pub(super) fn third(index: usize) -> u8 {
+fn third(index: usize) -> u8 {
     u8::try_from(index).expect("there are addresses for it")
 }
 
@@ -209,12 +216,21 @@ impl LinkEnd {
     /// The neighbours are set statically, because a delayed or lost ARP request would distort the measurement. IPv6 is
     /// off, because its own packets would be counted.
     fn commands(&self, more: &str) -> String {
-        let Self { interface, address, ethernet, peer, peer_ethernet } = self;
+        let Self { interface, address, ethernet, .. } = self;
         format!(
             "link set dev {interface} address {ethernet} addrgenmode none {more}\n\
              address add {address}/{PREFIX_LENGTH} dev {interface}\n\
-             link set dev {interface} up\n\
-             neighbour replace {peer} lladdr {peer_ethernet} dev {interface} nud permanent\n"
+             link set dev {interface} up\n{}",
+            self.ways()
+        )
+    }
+
+    /// Returns the commands that set how the other side and its guests are reached.
+    fn ways(&self) -> String {
+        let Self { interface, peer, peer_ethernet, peer_guests, .. } = self;
+        format!(
+            "neighbour replace {peer} lladdr {peer_ethernet} dev {interface} nud permanent\n\
+             route replace {peer_guests}/{PREFIX_LENGTH} via {peer} dev {interface}\n"
         )
     }
 }

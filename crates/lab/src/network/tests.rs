@@ -287,7 +287,7 @@ fn a_guest_has_a_card_for_each_link_until_it_ends() {
         said.matches(": guest").count()
     };
     for _ in 0..2 {
-        let cards = network.guest_cards().unwrap();
+        let cards = network.guest_cards(GuestSide::Targets).unwrap();
         // A container may have no devices of macvtap.
         let has_macvtap = cards.refusal("macvtap").is_none();
         let count = 2 + usize::from(has_macvtap);
@@ -299,6 +299,10 @@ fn a_guest_has_a_card_for_each_link_until_it_ends() {
         drop(cards);
         assert_eq!(interfaces(), 0);
     }
+    // A guest on the other side has a routed card for each.
+    let script = network.guest_cards(GuestSide::Initiator).unwrap().script();
+    assert!(script.contains("ip route add 198.18.3.0/29 via 198.19.3.9"), "{script}");
+    assert!(script.contains("ip address add 198.19.1.11/29"), "{script}");
 }
 
 /// Environment variable of the process that creates a network and is killed with it.

@@ -8,6 +8,7 @@
 
 mod attachments;
 mod disks;
+mod migration;
 mod report;
 #[cfg(test)]
 mod tests;
@@ -18,7 +19,7 @@ use sarsen_node::stores::CacheMode;
 
 use super::{Choices, Initiator, Measurement, Plan, Point, Study, features, load_for, recovery};
 use crate::access::AccessPattern;
-use crate::multipath::{self, Fault, PathUse};
+use crate::multipath::{self, Fault, PathUse, Timers};
 use crate::network::LinkProfile;
 use crate::record::{Labels, Outcome, Run, Scale};
 use crate::report::Report;
@@ -30,6 +31,11 @@ const LOAD: &str = "load";
 const OPERATION: &str = "operation";
 /// The dimension of cells without a load: the failover of a client's I/O to another path.
 const FAILOVER: &str = "failover";
+/// The dimension of the cells for the failover of the kernel's initiator with dm-multipath.
+const DM_MULTIPATH: &str = "dm-multipath";
+/// Their values, with the timers.
+const TIMERS: [(&str, Timers); 2] =
+    [("timers of the study", Timers::STUDY), ("default timers", Timers::DEFAULT)];
 /// The dimension of the cells for the throughput over several paths.
 const PATH_COUNT: &str = "paths";
 /// Their values, with the number and the use of the paths.
@@ -43,6 +49,8 @@ const PATHS: [(&str, usize, PathUse); 4] = [
 const REPETITIONS: u32 = 3;
 /// Number of failovers of each kind in a full run.
 const ROUNDS: u32 = 50;
+/// Number of migrations in a full run.
+const MIGRATIONS: u32 = 20;
 /// The shortest measurement over several paths: TCP takes some time to use a link.
 const SHORTEST: Duration = Duration::from_millis(600);
 
@@ -174,10 +182,19 @@ impl Study for Aravindan {
             links.extend(attachments::links());
             points.extend(attachments::points(lio, [warm_up, duration]));
         }
+        // A migration takes too long for a quick run.
+        if choices.scale == Scale::Full {
+            points.push(migration::point(&targets_under_test[0], MIGRATIONS.div_ceil(REPETITIONS)));
+        }
         let rounds = match choices.scale {
             Scale::Quick => 1,
             Scale::Full => ROUNDS.div_ceil(REPETITIONS),
         };
+        if choices.scale == Scale::Full {
+            points.extend(
+                TIMERS.map(|timers| kernel_failover(&targets_under_test[0], timers, rounds)),
+            );
+        }
         points.extend(
             PATHS.map(|paths| throughput(&targets_under_test[0], paths, duration.max(SHORTEST))),
         );
@@ -252,6 +269,26 @@ fn throughput(
         writes: false,
         time: duration,
         measurement: Box::new(move |_| multipath::throughput(links, path_use, duration)),
+    }
+}
+
+/// Returns the cell for the interruption of the kernel's I/O when a link is cut. It starts its own server.
+fn kernel_failover(
+    target_under_test: &TargetUnderTest,
+    (name, timers): (&str, Timers),
+    rounds: u32,
+) -> Point {
+    Point {
+        labels: Labels::new().with(TARGET, target_under_test).with(DM_MULTIPATH, name),
+        target_under_test: 0,
+        volume: MODES[0].name.into(),
+        link: LinkProfile::loopback().name,
+        initiator: Initiator::Physical,
+        writes: false,
+        time: timers.round_time() * rounds,
+        measurement: Box::new(move |subject| {
+            multipath::kernel_failover(timers, rounds, subject.guests)
+        }),
     }
 }
 

@@ -19,6 +19,7 @@ const RECIPE: Recipe = Recipe {
         "bonnie++",
         "drbd-utils",
         "e2fsprogs",
+        "ksmbd-tools",
         "nfs-kernel-server",
         "open-iscsi",
         "tgt",
@@ -27,10 +28,17 @@ const RECIPE: Recipe = Recipe {
     modules: &[
         "aoe",
         "bridge",
+        "ccm",
+        "cifs",
+        "cmac",
+        "ctr",
         "drbd",
         "ext4",
+        "gcm",
+        "ghash_generic",
         "iscsi_target_mod",
         "iscsi_tcp",
+        "ksmbd",
         "nfsd",
         "nfsv4",
         "sd_mod",
@@ -105,6 +113,8 @@ impl Storage {
         Self { serve: "serve_sarsen", mount: "mount_iscsi", detach: "detach_iscsi", end: "end" };
     pub(super) const NFS: Self =
         Self { serve: "serve_nfs", mount: "mount_nfs", detach: "", end: "end_nfs" };
+    pub(super) const SMB: Self =
+        Self { serve: "serve_smb", mount: "mount_smb", detach: "", end: "end_smb" };
 
     /// Executes a script for the client of each number, from 1, on all of them at once, with the storage at `/mnt`. Without
     /// clients, the server executes the script of the first one. Returns their outputs.

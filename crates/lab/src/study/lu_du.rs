@@ -3,13 +3,14 @@
 //!
 //! The study compared a SAN, a gigabit LAN and a campus network of 100 Mbit/s. Here the medium without any network
 //! replaces the SAN, the loopback interface replaces the LAN, and a link of that rate replaces the campus network. A
-//! WAN is an addition to the study. Files over iSCSI and NFS are measured in guests; those over SMB are shown as published.
+//! WAN is an addition to the study. Files over iSCSI, NFS and SMB are measured in guests.
 //!
 //! Each block test of the study took five minutes, with random addresses on the whole disk. Its heavy load used six disks
 //! at random; here it uses one volume, and in other cells six. The sizes of the requests of its trace are not published: their mean follows from
 //! the published throughput, response time and number of threads.
 
 mod disks;
+mod encryption;
 mod factors;
 mod files;
 mod report;
@@ -132,6 +133,14 @@ impl Study for LuDu {
             }
         }
         let own = targets_under_test.iter().position(|one| *one == TargetUnderTest::Sarsen);
+        let mut links: Vec<_> = ways.iter().map(|way| way.link.clone()).collect();
+        // The first one with a rate is that of the campus.
+        let campus = ways.iter().find(|way| way.link.rate_mbit.is_some());
+        if let Some((own, campus)) = own.zip(campus) {
+            let encrypted = encryption::path(campus);
+            points.extend(encryption::points(&encrypted, own, choices.scale));
+            links.push(encrypted.link);
+        }
         let guests = own.map(|_| files::plan(choices.scale));
         points
             .extend(own.into_iter().flat_map(|own| factors::points(own, sessions(choices.scale))));
@@ -150,7 +159,7 @@ impl Study for LuDu {
         let joint_volumes = disks.iter().map(|disk| disk.name.clone()).collect();
         let volumes = std::iter::once(whole).chain(disks).collect();
         Plan {
-            links: ways.into_iter().map(|way| way.link).collect(),
+            links,
             volumes,
             targets_under_test,
             limits: true,

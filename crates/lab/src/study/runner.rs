@@ -133,8 +133,13 @@ pub fn run(
         run.setting.network = network.notes().to_vec();
     }
     let folders = Folders { volumes: folder.path(), guests: &settings.guests };
-    let mut context =
-        RunContext { plan: &plan, choices, network: &network, targets_under_test: Vec::new() };
+    let mut context = RunContext {
+        plan: &plan,
+        choices,
+        network: &network,
+        guests: &settings.guests,
+        targets_under_test: Vec::new(),
+    };
     for target_under_test in &plan.targets_under_test {
         watcher.does(&format!("starting {target_under_test}"));
         context.targets_under_test.push(target_under_test.start(&network, &plan.volumes, folders));
@@ -378,6 +383,8 @@ struct RunContext<'a> {
     plan: &'a Plan,
     choices: &'a Choices,
     network: &'a Network,
+    /// The folder that keeps what guests boot from.
+    guests: &'a Path,
     targets_under_test: Vec<Result<Running, TargetUnderTestError>>,
 }
 
@@ -467,8 +474,9 @@ impl RunContext<'_> {
             Initiator::Physical => None,
             Initiator::Virtual(form) => Some((machines.booted(&endpoint, form)?, form)),
         };
+        let guests = self.guests;
         let subject =
-            Subject { endpoint, running, link, volume, seed, may_write, virtual_initiator };
+            Subject { endpoint, running, link, volume, seed, may_write, guests, virtual_initiator };
         let disturbances = Disturbances::watch();
         let mut outcome = if elsewhere {
             (point.measurement)(&subject)

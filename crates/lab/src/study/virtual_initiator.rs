@@ -4,13 +4,14 @@
 use std::path::Path;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use sarsen_initiator::nbd::NbdPlace;
 use sarsen_initiator::{Portal, Url};
 use serde_json::{Value, json};
 
 use super::outcome;
 use crate::fio::Amount;
-use crate::guest::{self, DiskForm, Guest, GuestSpec, Recipe};
+use crate::guest::{self, DiskForm, Guest, GuestError, GuestSpec, Migration, Recipe};
 use crate::load::{Endpoint, LoadOptions, LoadResult};
 use crate::network::Network;
 use crate::record::{Measures, Outcome};
@@ -93,13 +94,17 @@ impl<'a> VirtualInitiators<'a> {
             .file("sarsen", &program);
         let mut guest = Guest::start("initiator", &spec)?;
         guest.wait_for_boot()?;
-        Ok(VirtualInitiator(guest))
+        Ok(VirtualInitiator { guest: Mutex::new(guest), spec })
     }
 }
 
 /// A virtual machine that puts loads on disks.
 #[derive(Debug)]
-pub struct VirtualInitiator(Guest);
+pub struct VirtualInitiator {
+    guest: Mutex<Guest>,
+    /// What it was started with.
+    spec: GuestSpec,
+}
 
 impl VirtualInitiator {
     /// Runs a load on its endpoint, which the hypervisor attaches as a disk of this form.
@@ -108,9 +113,10 @@ impl VirtualInitiator {
             Ok(node) => node,
             Err(reason) => return Outcome::NotMeasured(reason),
         };
-        let result = self.0.attach(form, node).and_then(|device| {
-            let output = self.0.run(&script(options, &device), LIMIT + options.duration)?;
-            self.0.detach(form)?;
+        let guest = self.guest.lock();
+        let result = guest.attach(form, &node).and_then(|device| {
+            let output = guest.run(&script(options, &device), LIMIT + options.duration)?;
+            guest.detach(form)?;
             Ok(output)
         });
         match result.map_err(|error| error.to_string()).and_then(|output| read(&output)) {
@@ -119,9 +125,52 @@ impl VirtualInitiator {
         }
     }
 
+    /// Moves the machine to another process of the hypervisor, again and again, while it runs a load on its endpoint, which is a
+    /// disk of this form. `before` is the time of the load before a migration. Returns the migrations and the loads.
+    pub(super) fn migrate(
+        &self,
+        options: &LoadOptions,
+        form: DiskForm,
+        (before, rounds): (Duration, u32),
+    ) -> Result<Vec<(Migration, LoadResult)>, String> {
+        let node = node(&options.endpoint, form)?;
+        let mut guest = self.guest.lock();
+        let mut migrated = || {
+            let device = guest.attach(form, &node)?;
+            let mut all = Vec::new();
+            for _ in 0..rounds {
+                let begin = format!(
+                    "rm -f /run/result\n\
+                     {{ (\n{}) >/run/result.new 2>&1 || true; mv /run/result.new /run/result; }} &\n\
+                     sleep {}\n",
+                    script(options, &device),
+                    before.as_secs_f64()
+                );
+                guest.run(&begin, LIMIT + before)?;
+                let migration = guest.migrate(&self.spec, (form, &node))?;
+                let limit = LIMIT + options.duration;
+                let end = format!(
+                    "tries={}\n\
+                     until [ -e /run/result ]; do\n\
+                         tries=$((tries - 1))\n\
+                         [ $tries -gt 0 ] || {{ cat /run/result.new; exit 1; }}\n\
+                         sleep 0.1\n\
+                     done\n\
+                     cat /run/result\n",
+                    limit.as_secs() * 10
+                );
+                all.push((migration, guest.run(&end, limit)?));
+            }
+            guest.detach(form)?;
+            Ok::<_, GuestError>(all)
+        };
+        let all = migrated().map_err(|error| error.to_string())?;
+        all.into_iter().map(|(migration, output)| Ok((migration, read(&output)?))).collect()
+    }
+
     /// Counts the disks of this form that the machine can have.
     pub(super) fn count_disks(&self, form: DiskForm) -> Outcome {
-        match self.0.count_disks(form) {
+        match self.guest.lock().count_disks(form) {
             Ok(count) => {
                 let figures = [(DISKS.to_owned(), count as f64)].into();
                 Outcome::Measured(Measures { figures, ..Measures::default() })
@@ -181,6 +230,7 @@ fn plain(portal: &Portal) -> Result<(), String> {
 fn script(options: &LoadOptions, device: &str) -> String {
     let direct = "--cache none --json";
     let destroy = if options.destroy { "--destroy" } else { "" };
+    let verify = if options.verify { "--verify" } else { "" };
     // As without the machine, more of a smaller unit would be in a cache.
     let disk = device.trim_start_matches("/dev/");
     let least = options.least;
@@ -188,7 +238,7 @@ fn script(options: &LoadOptions, device: &str) -> String {
         "bytes=$(($(cat /sys/block/{disk}/size) * 512))\n\
          [ $bytes -ge {least} ] || {{ echo \"the unit has $bytes bytes; a comparison needs at least {least}\"; false; }}\n\
          cat >/run/load.fio <<'JOB'\n{}JOB\n\
-         /sarsen lab load --job /run/load.fio {direct} {destroy} {device} 2>/run/errors || {{ cat /run/errors; false; }}\n",
+         /sarsen lab load --job /run/load.fio {direct} {destroy} {verify} {device} 2>/run/errors || {{ cat /run/errors; false; }}\n",
         job(options)
     )
 }

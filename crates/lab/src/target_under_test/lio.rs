@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::running::{Running, VolumeEndpoint, on_free_port};
 use super::{Backing, Image, TargetUnderTestError};
 use crate::guest::{Guest, GuestSpec, Recipe};
-use crate::network::Network;
+use crate::network::{GuestSide, Network};
 
 const RECIPE: Recipe =
     Recipe { name: "lio", packages: &[], modules: &["iscsi_target_mod", "target_core_iblock"] };
@@ -49,7 +49,7 @@ fn start_on(
 ) -> Result<Running, TargetUnderTestError> {
     let mut running = Running::at_home("lio")?;
     let files = running.backing_files(images)?;
-    let cards = network.guest_cards().map_err(TargetUnderTestError::Unable)?;
+    let cards = network.guest_cards(GuestSide::Targets).map_err(TargetUnderTestError::Unable)?;
     let forward = format!("user,id=user,hostfwd=tcp:{address}-{USER_NETWORK}:{PORT}");
     let user_card = "virtio-net-pci,netdev=user,romfile=";
     let arguments = cards.arguments();

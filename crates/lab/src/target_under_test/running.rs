@@ -5,10 +5,11 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use sarsen_initiator::nbd::{NbdPlace, NbdUrl};
-use sarsen_initiator::{Chap, Portal, Url};
+use sarsen_initiator::{Chap, Portal, TlsOptions, Url};
 
 use super::{Backing, Image, TargetUnderTestError};
 use crate::folder::{PrivateFolder, RUN_PREFIX};
@@ -41,6 +42,8 @@ pub struct Running {
     cards: Option<GuestCards>,
     folders: Vec<PrivateFolder>,
     units: Vec<(String, VolumeEndpoint)>,
+    /// The port for sessions with TLS on the targets' side, and the file with its certificate.
+    tls: Option<(u16, PathBuf)>,
     /// Number of bytes that its files have reserved and not allocated: in memory and on the disk.
     promised: [u64; 2],
 }
@@ -72,6 +75,7 @@ impl Running {
             cards: None,
             folders: Vec::new(),
             units: Vec::new(),
+            tls: None,
             promised: [0, 0],
         }
     }
@@ -130,8 +134,33 @@ impl Running {
         String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
     }
 
+    /// Sets the port of its sessions with TLS, and the file with its certificate.
+    pub(super) fn set_tls(&mut self, port: u16, certificate: PathBuf) {
+        self.tls = Some((port, certificate));
+    }
+
     /// Returns the endpoint of a volume over a link.
     pub fn endpoint(&self, volume: &str, link: &Link) -> Result<Endpoint, TargetUnderTestError> {
+        let endpoint = self.plain_endpoint(volume, link)?;
+        if !link.profile.has_tls {
+            return Ok(endpoint);
+        }
+        match (endpoint, &self.tls) {
+            (Endpoint::Iscsi(mut url), Some((port, certificate))) => {
+                let ca = certificate.clone();
+                let tls = Arc::new(TlsOptions { ca, identity: None, server_name: None });
+                for portal in &mut url.portals {
+                    (portal.port, portal.tls) = (*port, Some(tls.clone()));
+                }
+                Ok(Endpoint::Iscsi(url))
+            }
+            _ => {
+                Err(TargetUnderTestError::Unable(format!("the lab uses no TLS with {}", self.name)))
+            }
+        }
+    }
+
+    fn plain_endpoint(&self, volume: &str, link: &Link) -> Result<Endpoint, TargetUnderTestError> {
         let found = self.units.iter().find(|(name, _)| name == volume).map(|(_, unit)| unit);
         let unit = found.ok_or_else(|| {
             TargetUnderTestError::Failed(format!("{} has no volume {volume:?}", self.name))

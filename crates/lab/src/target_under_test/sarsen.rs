@@ -1,7 +1,9 @@
 //! sarsen as a target under test, in its own process.
 
 use std::fs;
+use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -17,6 +19,9 @@ const VARIABLE: &str = "SARSEN_BIN";
 
 /// Name of the file with its standard output, in its folder.
 const ANNOUNCEMENT: &str = "announcement";
+
+/// Name of the file with its certificate, in its folder.
+const CERTIFICATE: &str = "certificate.pem";
 
 /// Size of a device for the metadata of its pool, besides a quarter of its share of the volume.
 const POOL_BYTES: u64 = 16 << 20;
@@ -67,7 +72,11 @@ pub(super) fn start(
         }
     };
     let (prefix, listen) = (network.target_command_prefix(), network.listen_address());
-    let mut running = launch(program, prefix, listen, prepare)?;
+    let links = || network.links().iter();
+    let has_tls = links().any(|link| link.profile.has_tls);
+    let names = links().filter_map(|link| Some(link.address.as_ref().ok()?.to_string()));
+    let names: Vec<_> = names.filter(|_| has_tls).collect();
+    let mut running = launch(program, prefix, listen, &names, prepare)?;
     for (name, error) in refused {
         running.add_unit(&name, VolumeEndpoint::Refused(error));
     }
@@ -131,18 +140,59 @@ pub fn serve(
     listen: IpAddr,
     arguments: &[String],
 ) -> Result<Running, TargetUnderTestError> {
-    launch(program, prefix, listen, |_| Ok(arguments.to_vec()))
+    launch(program, prefix, listen, &[], |_| Ok(arguments.to_vec()))
 }
 
-/// Starts `program serve` with the arguments that `prepare` returns.
+/// Does the same with a portal for sessions with TLS, too.
+pub fn serve_with_tls(
+    program: &Path,
+    listen: IpAddr,
+    arguments: &[String],
+) -> Result<Running, TargetUnderTestError> {
+    launch(program, &[], listen, &[listen.to_string()], |_| Ok(arguments.to_vec()))
+}
+
+/// Creates a certificate with these names, and returns the arguments for a portal with it.
+fn tls_arguments(
+    running: &Running,
+    listen: IpAddr,
+    names: &[String],
+) -> Result<Vec<String>, TargetUnderTestError> {
+    let made = rcgen::generate_simple_self_signed(names);
+    let made = made.map_err(|error| TargetUnderTestError::Failed(error.to_string()))?;
+    let [certificate, key] = [CERTIFICATE, "key.pem"].map(|name| running.file(name));
+    let write = |path: &Path, text: &str, mode| {
+        let file = fs::File::options().create_new(true).write(true).mode(mode).open(path);
+        let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
+        written.map_err(|error| TargetUnderTestError::file("write", path, &error))
+    };
+    write(&key, &made.signing_key.serialize_pem(), 0o600)?;
+    write(&certificate, &made.cert.pem(), 0o644)?;
+    let arguments = [
+        "--listen-tls".into(),
+        SocketAddr::new(listen, 0).to_string(),
+        "--tls-certificate".into(),
+        certificate.display().to_string(),
+        "--tls-key".into(),
+        key.display().to_string(),
+    ];
+    Ok(arguments.to_vec())
+}
+
+/// Starts `program serve` with the arguments that `prepare` returns. If there are names for a certificate, it listens with TLS,
+/// too.
 fn launch(
     program: &Path,
     prefix: &[String],
     listen: IpAddr,
+    names: &[String],
     prepare: impl FnOnce(&mut Running) -> Result<Vec<String>, TargetUnderTestError>,
 ) -> Result<Running, TargetUnderTestError> {
     let mut running = Running::at_home("sarsen")?;
-    let arguments = prepare(&mut running)?;
+    let mut arguments = prepare(&mut running)?;
+    if !names.is_empty() {
+        arguments.extend(tls_arguments(&running, listen, names)?);
+    }
     let path = running.file(ANNOUNCEMENT);
     let out = fs::File::create(&path);
     let out = out.map_err(|error| TargetUnderTestError::file("make", &path, &error))?;
@@ -157,10 +207,13 @@ fn launch(
         Ok(said.ends_with('\n'))
     });
     announced.map_err(|error| running.explain(error))?;
-    for (name, url) in volumes(&said)? {
+    for Announced { name, url, tls_port } in volumes(&said)? {
         let port = url.portal().port;
         let unit = VolumeEndpoint::Iscsi { port, target: url.target, lun: url.lun };
         running.add_unit(&name, unit);
+        if let Some(port) = tls_port {
+            running.set_tls(port, running.file(CERTIFICATE));
+        }
     }
     let mut version = Command::new(program);
     version.arg("--version");
@@ -186,8 +239,16 @@ fn volume(image: &Image) -> String {
     text
 }
 
-/// Returns the names and URLs from the announcement.
-fn volumes(said: &str) -> Result<Vec<(String, Url)>, TargetUnderTestError> {
+/// A volume of the announcement.
+struct Announced {
+    name: String,
+    url: Url,
+    /// The port for sessions with TLS.
+    tls_port: Option<u16>,
+}
+
+/// Reads the announcement.
+fn volumes(said: &str) -> Result<Vec<Announced>, TargetUnderTestError> {
     #[derive(Deserialize)]
     struct Announcement {
         volumes: Vec<Volume>,
@@ -196,16 +257,23 @@ fn volumes(said: &str) -> Result<Vec<(String, Url)>, TargetUnderTestError> {
     struct Volume {
         name: String,
         url: String,
+        #[serde(default)]
+        urls: Vec<String>,
     }
     let wrong = |why: &dyn std::fmt::Display| {
         TargetUnderTestError::Failed(format!("sarsen printed {said:?} when it was ready: {why}"))
     };
     let line = said.lines().next().unwrap_or_default();
     let announcement: Announcement = serde_json::from_str(line).map_err(|error| wrong(&error))?;
-    let volumes = announcement.volumes.into_iter();
-    volumes
-        .map(|volume| Ok((volume.name, volume.url.parse().map_err(|error| wrong(&error))?)))
-        .collect()
+    let parse = |url: &str| url.parse::<Url>().map_err(|error| wrong(&error));
+    let read = |Volume { name, url, urls }| {
+        // The announcement does not say which certificate is to be trusted.
+        let mut by_tls = urls.iter().filter_map(|url| url.strip_prefix("iscsis://"));
+        let by_tls = by_tls.next().map(|rest| parse(&format!("iscsi://{rest}"))).transpose()?;
+        let tls_port = by_tls.map(|url| url.portal().port);
+        Ok(Announced { name, url: parse(&url)?, tls_port })
+    };
+    announcement.volumes.into_iter().map(read).collect()
 }
 
 #[cfg(test)]
@@ -255,10 +323,14 @@ mod tests {
 
     #[test]
     fn the_ready_line_gives_every_url() {
-        let line = r#"{"volumes":[{"name":"a","url":"iscsi://127.0.0.1:3260/iqn.x:a/0"}]}"#;
-        let volumes = volumes(&format!("{line}\n")).unwrap();
-        assert_eq!(volumes[0].0, "a");
-        assert_eq!(volumes[0].1.to_string(), "iscsi://127.0.0.1:3260/iqn.x:a/0");
+        let url = "iscsi://127.0.0.1:3260/iqn.x:a/0";
+        let line =
+            |urls: &str| format!("{{\"volumes\":[{{\"name\":\"a\",\"url\":\"{url}\"{urls}}}]}}\n");
+        let read = volumes(&line("")).unwrap();
+        assert_eq!((read[0].name.as_str(), read[0].tls_port), ("a", None));
+        assert_eq!(read[0].url.to_string(), url);
+        let urls = format!(",\"urls\":[\"{url}\",\"iscsis://127.0.0.1:3261/iqn.x:a/0\"]");
+        assert_eq!(volumes(&line(&urls)).unwrap()[0].tls_port, Some(3261));
     }
 
     #[test]

@@ -2,9 +2,10 @@
 
 use super::super::{features, layout, recovery};
 use super::{
-    CACHE, FAILOVER, LOADS, MODES, Mode, OPERATIONS, PATH_COUNT, TARGET, attachments, disks, labels,
+    CACHE, DM_MULTIPATH, FAILOVER, LOADS, MODES, Mode, OPERATIONS, PATH_COUNT, TARGET, TIMERS,
+    attachments, disks, labels, migration,
 };
-use crate::multipath::{FAILOVER_MS, LINK_RATE_MBIT, LONGEST_FAILOVER_MS};
+use crate::multipath::{FAILOVER_MS, LINK_RATE_MBIT, LONGEST_FAILOVER_MS, Timers};
 use crate::published::aravindan::{
     FAILOVER_BY_FORMULA, FAILOVER_MEASURED, FASTEST_READS, ORDER, TIMEOUT,
 };
@@ -35,6 +36,7 @@ pub(super) fn report(run: &Run) -> Report {
         costs(run),
         disks::section(run),
         attachments::section(run),
+        migration::section(run),
         over_paths(run),
         failover(run),
     ];
@@ -369,14 +371,28 @@ fn over_paths(run: &Run) -> Section {
 /// Returns the section with the time of a failover next to the sum of the timeouts that it includes.
 fn failover(run: &Run) -> Section {
     let timeout = || layout::published(Some(TIMEOUT.as_secs_f64()), 0);
-    let rows = vec![vec![
+    let mut rows = vec![vec![
         layout::text("Aravindan 2014, active/active"),
         timeout(),
         timeout(),
         timeout(),
         layout::published(Some(FAILOVER_BY_FORMULA.as_secs_f64()), 0),
         layout::published(Some(FAILOVER_MEASURED.as_secs_f64()), 2),
+        layout::text(""),
     ]];
+    for (name, timers) in TIMERS {
+        let labels = Labels::new().with(DM_MULTIPATH, name);
+        if run.cells(&labels).next().is_none() {
+            continue;
+        }
+        let Timers { interval, timeout, replacement } = timers;
+        let mut row = vec![layout::text(format!("open-iscsi and dm-multipath, {name}"))];
+        row.extend([interval, timeout, replacement].map(|time| layout::text(time.to_string())));
+        row.push(layout::text(timers.sum().as_secs().to_string()));
+        row.push(layout::median(run, &labels, FAILOVER_MS, 1e-3, 2));
+        row.push(layout::median(run, &labels, LONGEST_FAILOVER_MS, 1e-3, 2));
+        rows.push(row);
+    }
     let table = Table {
         caption: "Interruption of I/O when a path fails, s".into(),
         columns: [
@@ -386,6 +402,7 @@ fn failover(run: &Run) -> Section {
             "replacement timeout",
             "by the formula",
             "measured",
+            "longest",
         ]
         .map(Into::into)
         .to_vec(),
@@ -393,7 +410,7 @@ fn failover(run: &Run) -> Section {
         notes: vec![
             "The formula is the sum of the three times: until the initiator sends the next noop, \
              until the answer is overdue, and until the initiator replaces the session by the other \
-             path."
+             path. open-iscsi and dm-multipath are in a guest with an emulated processor; one of two links is cut."
                 .into(),
         ],
         ..Table::default()

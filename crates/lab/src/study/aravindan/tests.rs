@@ -10,8 +10,14 @@ fn the_plans_can_be_carried_out_and_the_quick_one_is_quick() {
     let in_a_machine = 4 * 3 * 2 + 2;
     // The features of four targets, and six forms of a session with three faults each.
     let (features, recovery) = (4, 6 * 3);
-    let attachments = 4 * 3 * 2;
-    let others = PATHS.len() + Fault::ALL.len() + features + recovery + attachments;
+    let (attachments, migration) = (4 * 3 * 2, 1);
+    let others = PATHS.len()
+        + TIMERS.len()
+        + Fault::ALL.len()
+        + features
+        + recovery
+        + attachments
+        + migration;
     assert_eq!(plan.points.len(), 5 * 3 * 2 * 5 + in_a_machine + others);
     let modes: Vec<_> = plan.volumes.iter().map(|volume| volume.cache).collect();
     assert_eq!(modes, MODES.map(|mode| mode.cache));

@@ -1,5 +1,5 @@
-//! What the study supposed to lengthen the set-up of a session and did not measure: authentication, more targets. Digests are
-//! an addition. Each measurement starts its own server of this project.
+//! What the study supposed to lengthen the set-up of a session and did not measure: authentication, more targets. Digests and TLS
+//! are additions. Each measurement starts its own server of this project.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -15,7 +15,7 @@ use super::setup::{TIMED_SESSIONS, TimedSession};
 use super::{NETWORK, PART, SESSION, TARGET, VOLUME};
 use crate::folder::{PrivateFolder, RUN_PREFIX};
 use crate::load::Endpoint;
-use crate::network::{LinkProfile, Network};
+use crate::network::{Link, LinkProfile, Network};
 use crate::record::{Labels, Run};
 use crate::report::{Block, Section, Table};
 use crate::statistics::Summary;
@@ -38,17 +38,19 @@ enum Factor {
     Nothing,
     Chap,
     Digests,
+    Tls,
     Targets,
 }
 
 impl Factor {
-    const ALL: [Self; 4] = [Self::Nothing, Self::Chap, Self::Digests, Self::Targets];
+    const ALL: [Self; 5] = [Self::Nothing, Self::Chap, Self::Digests, Self::Tls, Self::Targets];
 
     fn name(self) -> String {
         match self {
             Self::Nothing => "none".into(),
             Self::Chap => "CHAP".into(),
             Self::Digests => "digests".into(),
+            Self::Tls => "TLS".into(),
             Self::Targets => format!("{TARGETS} targets"),
         }
     }
@@ -56,7 +58,7 @@ impl Factor {
     const fn targets(self) -> usize {
         match self {
             Self::Targets => TARGETS,
-            Self::Nothing | Self::Chap | Self::Digests => 1,
+            Self::Nothing | Self::Chap | Self::Digests | Self::Tls => 1,
         }
     }
 
@@ -80,7 +82,7 @@ impl Factor {
     fn options(self) -> Result<SessionOptions, String> {
         let mut options = SessionOptions::default();
         match self {
-            Self::Nothing | Self::Targets => {}
+            Self::Nothing | Self::Tls | Self::Targets => {}
             Self::Chap => {
                 let chap = Chap {
                     user: Some(USER.into()),
@@ -103,13 +105,19 @@ impl Factor {
         let folder = folder.map_err(|error| error.to_string())?;
         let program = sarsen::own_program().map_err(|error| error.to_string())?;
         let address = Ipv4Addr::LOCALHOST.into();
-        let running = sarsen::serve(&program, &[], address, &self.arguments(&folder)?);
+        let arguments = self.arguments(&folder)?;
+        let running = match self {
+            Self::Tls => sarsen::serve_with_tls(&program, address, &arguments),
+            _ => sarsen::serve(&program, &[], address, &arguments),
+        };
         let running = running.map_err(|error| error.to_string())?;
+        let mut link = Network::build(&[LinkProfile::loopback()]).links()[0].clone();
+        link.profile.has_tls = self == Self::Tls;
         let options = self.options()?;
         // A discovery session is with the portal.
         let targets = if session.is_discovery() { 1 } else { self.targets() };
         let urls: Vec<_> =
-            (1..=targets).map(|number| url(&running, number)).collect::<Result<_, _>>()?;
+            (1..=targets).map(|number| url(&running, &link, number)).collect::<Result<_, _>>()?;
         let sums = (0..count).map(|_| {
             let phases = urls.iter().map(|url| session.times(url, &options, 1));
             let phases: Vec<_> = phases.collect::<Result<Vec<_>, _>>()?.concat();
@@ -119,9 +127,8 @@ impl Factor {
     }
 }
 
-fn url(running: &Running, number: usize) -> Result<Url, String> {
-    let network = Network::build(&[LinkProfile::loopback()]);
-    let endpoint = running.endpoint(&format!("disk{number}"), &network.links()[0]);
+fn url(running: &Running, link: &Link, number: usize) -> Result<Url, String> {
+    let endpoint = running.endpoint(&format!("disk{number}"), link);
     match endpoint.map_err(|error| error.to_string())? {
         Endpoint::Iscsi(url) => Ok(url),
         other => Err(format!("the unit is at {other:?}")),
@@ -218,7 +225,7 @@ pub(super) fn section(run: &Run) -> Section {
             0,
             Block::Text(format!(
                 "The study supposed that authentication and more targets lengthen the set-up, and did not measure them. \
-                 Digests are header and data digests. The server is on the loopback, without the links of the other cells. \
+                 Digests are header and data digests; the handshake of TLS is a part of the connection. The server is on the loopback, without the links of the other cells. \
                  The row of {TARGETS} targets adds up a normal session with each of them, one after the other."
             )),
         );

@@ -1,4 +1,4 @@
-//! Small files on a file system over iSCSI, and over NFS: the study's tables 4 and 5. Its Windows machines used SMB instead.
+//! Small files on a file system over iSCSI, and over NFS and SMB: the study's tables 4 and 5. Its Windows machines used SMB.
 //! The client drops its caches before the first reads; the second reads find the files in its page cache.
 
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::files::FileResult;
 use crate::guest::{Group, GuestError};
 use crate::published;
 use crate::record::{Labels, Outcome, Run, Scale, figure};
-use crate::report::{Block, Cell, Section, Table};
+use crate::report::{Block, Section, Table};
 
 /// The value of [`PART`] of all cells here.
 const NAME: &str = "files";
@@ -38,9 +38,10 @@ struct Protocol {
     requests: &'static str,
 }
 
-static PROTOCOLS: [Protocol; 2] = [
+static PROTOCOLS: [Protocol; 3] = [
     Protocol { name: "iSCSI", storage: Storage::ISCSI, requests: "requests_iscsi" },
     Protocol { name: "NFS", storage: Storage::NFS, requests: "requests_nfs" },
+    Protocol { name: "SMB", storage: Storage::SMB, requests: "requests_smb" },
 ];
 
 /// The study's tables, each with its protocols.
@@ -146,9 +147,9 @@ fn read_line(line: &str) -> Option<(&str, f64, FileResult)> {
 /// Returns the section in the layout of tables 4 and 5, with the requests of a file.
 pub(super) fn section(run: &Run) -> Section {
     let mut blocks = vec![Block::Text(
-        "A guest uses a file system of its own over iSCSI (ext4), or the server's over NFS 4.2. The time of a file includes its \
+        "A guest uses a file system of its own over iSCSI (ext4), or the server's over NFS 4.2 and SMB 3.1.1 (ksmbd). The time of a file includes its \
          opening or creation, and each written file is durable. Before the first reads, the client drops its caches, and the server of \
-         NFS has the files in its page cache, while that of iSCSI reads its disk. Processors are emulated: compare the requests and the \
+         NFS or SMB has the files in its page cache, while that of iSCSI reads its disk. Processors are emulated: compare the requests and the \
          order of the protocols; the times are mostly those of the emulation."
             .into(),
     )];
@@ -173,19 +174,16 @@ fn times(run: &Run, table: &str, protocols: [&str; 2]) -> Block {
             let here = match protocol {
                 "iSCSI" => "iSCSI (ext4)",
                 "NFS" => "NFS 4.2",
+                "SMB" => "SMB 3.1.1",
                 other => other,
             };
             let mut row = vec![layout::text(format!("here: {here}, {operation}"))];
-            let is_measured = PROTOCOLS.iter().any(|known| known.name == protocol);
             for bytes in FILE_SIZES {
-                row.extend([figure::MEAN_US, figure::DEVIATION_US].map(|figure| {
-                    if is_measured {
-                        let labels = labels(protocol, operation, bytes);
-                        layout::scaled(run, &labels, figure, MS, 2)
-                    } else {
-                        Cell::NotMeasured("the guests have no SMB".into())
-                    }
-                }));
+                let labels = labels(protocol, operation, bytes);
+                row.extend(
+                    [figure::MEAN_US, figure::DEVIATION_US]
+                        .map(|figure| layout::scaled(run, &labels, figure, MS, 2)),
+                );
             }
             rows.push(row);
         }
@@ -231,7 +229,7 @@ fn requests(run: &Run) -> Block {
         columns,
         rows: rows.to_vec(),
         notes: vec![
-            "Requests of the client's disk over iSCSI, calls over NFS. The study explains the times of NFS by the calls before the data: lookups \
+            "Requests of the client's disk over iSCSI, calls over NFS, requests over SMB. The study explains the times of NFS by the calls before the data: lookups \
              and questions for access, since the server keeps no state."
                 .into(),
         ],

@@ -3,7 +3,8 @@
 use super::super::layout;
 use super::{
     HEAVY, HEAVY_DEPTH, HEAVY_SIZES, LIGHT, LIGHT_SIZES, MIXES, NETWORK, NO_NETWORK, OPERATIONS,
-    PART, SET_UP, TARGET, TRACE, disks, factors, files, heavy, light, requests, setup, traffic,
+    PART, SET_UP, TARGET, TRACE, disks, encryption, factors, files, heavy, light, requests, setup,
+    traffic,
 };
 use crate::published::{self, LU_DU_TRACE};
 use crate::record::{Labels, Outcome, Run, figure};
@@ -35,6 +36,8 @@ pub(super) fn report(run: &Run) -> Report {
         factors::section(run),
     ];
     sections.retain(|section| !section.blocks.is_empty());
+    let [_, campus, _] = super::ways();
+    sections.extend(encryption::section(run, &campus));
     sections.extend(layout::limits(run));
     sections.push(files::section(run));
     Report {
