@@ -262,10 +262,9 @@ impl Shared {
         };
         for slot in bad {
             let data = Payload::from(Buffer::copy_of(block));
+            // If it cannot be written, the next read finds it again. The rest of the copy stays good.
             if self.write_copy(slot, place.offset, data).await.is_ok() {
                 self.mismatches.repair();
-            } else {
-                self.repair(&place, PAGE as u64, slot.device);
             }
         }
         good

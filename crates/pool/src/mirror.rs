@@ -55,20 +55,23 @@ impl Shared {
             loop {
                 let error = match shared.devices.wait(slot.device, read, &shared.tasks).await {
                     Ok(data) => {
-                        for device in failed {
-                            shared.repair(&place, length, device);
+                        for (device, is_damaged) in failed {
+                            shared.repair(&place, length, device, is_damaged);
                         }
                         return Ok(data);
                     }
                     Err(error) => error,
                 };
-                failed.push(slot.device);
+                failed.push((slot.device, matches!(error, BlockError::Medium { .. })));
                 // Another copy may have become complete meanwhile.
                 let next = {
                     let state = shared.state.read();
                     let slab = state.space.slab(place.slab);
                     let now = slab.map(|slab| state.space.place_in(place.slab, slab, place.offset));
-                    now.and_then(|now| now.sources().find(|one| !failed.contains(&one.device)))
+                    now.and_then(|now| {
+                        now.sources()
+                            .find(|one| failed.iter().all(|&(device, _)| device != one.device))
+                    })
                 };
                 let Some(next) = next else { return Err(error) };
                 (slot, read) = (next, shared.devices.read_slot(next, place.offset, length));
@@ -76,13 +79,16 @@ impl Shared {
         })
     }
 
-    /// Lets the maintenance write a part of a copy again, which could not be read or written.
-    pub(crate) fn repair(&self, place: &Place, length: u64, device: u8) {
+    /// Lets the maintenance write a part of a copy again. If it is damaged, or its sectors are bad, a checkpoint says that it is
+    /// stale. After another error, that could fail, too, and stop the pool.
+    pub(crate) fn repair(&self, place: &Place, length: u64, device: u8, is_damaged: bool) {
         let mut state = self.state.write();
         let regions = state.shape().regions_of(place.offset, place.offset + length);
         if state.space.is_elsewhere(place.slab, device) {
             state.space.lack(place.slab, regions, device);
-            state.space.mirrors.add_bad_copy();
+            if is_damaged {
+                state.space.mirrors.add_bad_copy();
+            }
             self.work.notify_one();
         }
     }
@@ -343,17 +349,19 @@ impl Shared {
             let at = self.devices.at(slot, place.offset);
             let read = self.devices.read(at, crate::format::PAGE as u64);
             let read = self.devices.wait(slot.device, read, &self.tasks).await;
+            let is_damaged =
+                read.as_ref().err().is_none_or(|error| matches!(error, BlockError::Medium { .. }));
             problem = match read.map(|data| parse(&data.into_buffer())) {
                 Ok(Ok(parsed)) => {
-                    for device in damaged {
-                        self.repair(&place, crate::format::PAGE as u64, device);
+                    for (device, is_damaged) in damaged {
+                        self.repair(&place, crate::format::PAGE as u64, device, is_damaged);
                     }
                     return Ok(parsed);
                 }
                 Ok(Err(what)) => PoolError::Damaged { what },
                 Err(source) => PoolError::Device { device: slot.device.into(), source },
             };
-            damaged.push(slot.device);
+            damaged.push((slot.device, is_damaged));
         }
         Err(problem)
     }

@@ -71,11 +71,11 @@ impl State {
 }
 
 impl Shared {
-    /// Carries out one step of the maintenance of copies. Returns whether there was one. Slabs that cannot be completed are added
-    /// to `failed`, and left as they are.
+    /// Carries out one step of the maintenance of copies. Returns whether there was one. Copies that cannot be completed, by slab
+    /// and device, are added to `failed`, and left as they are.
     pub(crate) async fn tend_copies(
         self: &Arc<Self>,
-        failed: &mut BTreeMap<u32, PoolError>,
+        failed: &mut BTreeMap<(u32, u8), PoolError>,
     ) -> Result<bool, PoolError> {
         let _copying = self.copying.take().await;
         if self.welcome().await? {
@@ -90,15 +90,15 @@ impl Shared {
         }
         let stale = {
             let mut state = self.state.write();
-            let stale = state.space.next_stale(|slab| !failed.contains_key(&slab));
+            let stale = state.space.next_stale(|copy| !failed.contains_key(&copy));
             // A target that is left out from now on spoils the pass.
-            stale.inspect(|&(slab, targets)| state.space.mirrors.begin_pass(slab, targets))
+            stale.inspect(|&(slab, device)| state.space.mirrors.begin_pass(slab, 1 << device))
         };
-        if let Some((slab, targets)) = stale {
+        if let Some((slab, device)) = stale {
             let _pass = PassGuard(self);
-            return match self.complete_slab(slab, targets).await {
+            return match self.complete_slab(slab, 1 << device).await {
                 Err(error) if !self.state.read().is_stopped => {
-                    failed.insert(slab, error);
+                    failed.insert((slab, device), error);
                     Ok(true)
                 }
                 ended => ended.map(|()| true),
@@ -358,7 +358,8 @@ impl Shared {
         self: &Arc<Self>,
         progress: &mut impl FnMut(u64, u64),
     ) -> Result<Scrubbed, PoolError> {
-        let mut scrubbed = Scrubbed::default();
+        // What cannot be written again is reported at the end.
+        let (mut scrubbed, mut problem) = (Scrubbed::default(), None);
         let count = self.state.read().space.row_count();
         for number in 1..count {
             progress(number.into(), count.into());
@@ -371,23 +372,24 @@ impl Shared {
                 while self.state.read().space.lacks_counts(number) {
                     self.resolve(Blocked::Missing(vec![Load::Counts(number)])).await?;
                 }
-                self.scrub_slab(number, &mut scrubbed).await?;
+                self.scrub_slab(number, &mut scrubbed, &mut problem).await?;
             }
             // The pages of checksums that are to be written again stay in memory until then.
             self.checkpoint_if_due().await?;
         }
-        Ok(scrubbed)
+        problem.map_or(Ok(scrubbed), Err)
     }
 
     async fn scrub_slab(
         self: &Arc<Self>,
         number: u32,
         scrubbed: &mut Scrubbed,
+        problem: &mut Option<PoolError>,
     ) -> Result<(), PoolError> {
         for window in self.windows(number, false) {
             let compare = async |used: Vec<Range<u64>>| {
                 for range in used {
-                    self.compare(number, range, scrubbed).await?;
+                    self.compare(number, range, scrubbed, problem).await?;
                 }
                 Ok(())
             };
@@ -402,6 +404,7 @@ impl Shared {
         number: u32,
         range: Range<u64>,
         scrubbed: &mut Scrubbed,
+        problem: &mut Option<PoolError>,
     ) -> Result<(), PoolError> {
         let Some(place) = self.place_at(number, range.start) else { return Ok(()) };
         let length = range.end - range.start;
@@ -421,8 +424,8 @@ impl Shared {
         if length > PAGE as u64 && copies.iter().any(|(_, data)| data.is_err()) {
             // Another copy may have what this one cannot read, and lack something else.
             let middle = range.start + (length / 2).next_multiple_of(PAGE as u64);
-            Box::pin(self.compare(number, range.start..middle, scrubbed)).await?;
-            return Box::pin(self.compare(number, middle..range.end, scrubbed)).await;
+            Box::pin(self.compare(number, range.start..middle, scrubbed, problem)).await?;
+            return Box::pin(self.compare(number, middle..range.end, scrubbed, problem)).await;
         }
         let mut checksums = None;
         if place.has_checksums {
@@ -488,10 +491,13 @@ impl Shared {
             for (slot, data) in &read {
                 if data.as_ref() != Some(best) {
                     let good = Payload::from(Buffer::copy_of(best));
-                    if self.write_copy(*slot, range.start + start, good).await.is_err() {
-                        // The maintenance tries again, and reports it.
-                        self.repair(&place.at(start), piece, slot.device);
+                    if let Err(error) = self.write_copy(*slot, range.start + start, good).await {
+                        if data.as_ref().is_some_and(is_good) {
+                            // Reads could return either content.
+                            self.repair(&place.at(start), piece, slot.device, true);
+                        }
                         devices.retain(|&device| device != slot.device);
+                        problem.get_or_insert(error);
                         continue;
                     }
                     is_rewritten = true;

@@ -484,14 +484,19 @@ impl Pool {
 
     /// Does what [`Self::maintain`] has to do now.
     pub async fn maintain_once(&self) -> Result<(), PoolError> {
-        let mut failed = BTreeMap::new();
+        let (mut failed, mut problem) = (BTreeMap::new(), None);
         loop {
-            self.complete_deletions().await?;
+            // What cannot be deleted now holds up no copy.
+            match self.complete_deletions().await {
+                Err(error) if !self.is_stopped() => problem = Some(error),
+                ended => ended?,
+            }
             let has_more =
                 self.shared.tend_copies(&mut failed).await? || self.shared.tend_checksums().await?;
             self.shared.checkpoint_if_due().await?;
             if !has_more {
-                return failed.into_values().next().map_or(Ok(()), Err);
+                let problem = problem.or_else(|| failed.into_values().next());
+                return problem.map_or(Ok(()), Err);
             }
         }
     }

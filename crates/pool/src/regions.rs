@@ -49,7 +49,7 @@ pub(crate) struct Regions {
     /// The same of the checkpoint that is written now.
     completing: BTreeMap<u8, u64>,
     pass: Option<Pass>,
-    /// A copy could not be read or written, and no checkpoint says yet that it is stale.
+    /// A copy is damaged, and no checkpoint says yet that it is stale.
     has_bad_copy: bool,
 }
 
@@ -149,7 +149,7 @@ impl Regions {
         self.completing.clear();
     }
 
-    /// Notes that a copy is stale because it could not be read or written.
+    /// Notes that a copy is stale because it is damaged.
     pub(crate) fn add_bad_copy(&mut self) {
         self.has_bad_copy = true;
     }

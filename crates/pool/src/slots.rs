@@ -493,21 +493,23 @@ impl Space {
         }
     }
 
-    /// Returns a slab that is wanted and whose stale copies on online devices can be completed, and these devices.
-    pub(crate) fn next_stale(&self, is_wanted: impl Fn(u32) -> bool) -> Option<(u32, u32)> {
-        (1..self.slabs.len() as u32).filter(|&number| is_wanted(number)).find_map(|number| {
+    /// Returns the slab and the online device of a stale copy that can be completed, and that is wanted. One copy at a time, so that
+    /// a device that cannot be written holds up no other one.
+    pub(crate) fn next_stale(&self, is_wanted: impl Fn((u32, u8)) -> bool) -> Option<(u32, u8)> {
+        (1..self.slabs.len() as u32).find_map(|number| {
             let slab = self.slab(number).filter(|slab| slab.copies.stale() != 0)?;
             let moves = self.tiering.destination(number).is_some();
             let surplus = self.surplus(slab).filter(|_| !moves);
-            let targets = slab.copies.iter().filter(|&(slot, is_stale)| {
+            let mut targets = slab.copies.iter().filter(|&(slot, is_stale)| {
                 is_stale
+                    && is_wanted((number, slot.device))
                     && self.is_online(slot.device)
                     && slab.dropping != Some(slot.device)
                     && surplus != Some(slot.device)
             });
-            let targets = targets.fold(0_u32, |targets, (slot, _)| targets | 1 << slot.device);
-            (targets != 0 && self.place_in(number, slab, 0).sources().next().is_some())
-                .then_some((number, targets))
+            let (slot, _) = targets.next()?;
+            self.place_in(number, slab, 0).sources().next()?;
+            Some((number, slot.device))
         })
     }
 

@@ -230,7 +230,40 @@ fn slab_that_cannot_be_completed_does_not_keep_others_from_it() {
 }
 
 #[test]
-fn copy_that_a_scrub_or_a_read_cannot_write_again_is_stale() {
+fn copy_that_cannot_be_written_holds_up_no_other_one() {
+    let devices = [1, 2, 3].map(|seed| SimulatedDevice::new(32 << 20, seed));
+    run(&devices, async {
+        let (pool, id) = pool_with(&devices, &mirrored(3, 1)).await;
+        let other = NewVolume { label: label("other"), ..mirrored(1, 3) };
+        let other = pool.create_volume(&other).await.expect("created");
+        fill(&pool.open_volume(other).await.expect("opened"), 9).await;
+        fill(&pool.open_volume(id).await.expect("opened"), 1).await;
+        pool.checkpoint().await.expect("written");
+        let slabs = pool.shared.state.read().space.slabs_of(SlabKind::Data);
+        let has_three = |&slab: &u32| {
+            let state = pool.shared.state.read();
+            state.space.slab(slab).is_some_and(|slab| slab.copies.len() == 3)
+        };
+        let slab = slabs.into_iter().find(has_three).expect("a slab with three copies");
+        let place = middle(&pool, slab);
+        let [good, bad, other] = [0, 1, 2].map(|at| place.sources().nth(at).expect("a copy"));
+        {
+            let mut state = pool.shared.state.write();
+            let regions = state.shape().all_regions();
+            state.space.lack(slab, regions, bad.device);
+            state.space.lack(slab, regions, other.device);
+        }
+        let at = pool.shared.devices.at(bad, place.offset).offset as usize;
+        devices[usize::from(bad.device)].fail_writes(at..at + 1);
+        pool.maintain_once().await.expect_err("a copy is not complete");
+        let complete: Vec<u8> = middle(&pool, slab).sources().map(|slot| slot.device).collect();
+        assert!(complete.contains(&good.device) && complete.contains(&other.device));
+        assert!(!complete.contains(&bad.device));
+    });
+}
+
+#[test]
+fn scrub_goes_on_behind_a_copy_that_it_cannot_write_again_and_reports_it() {
     let devices = [1, 2].map(|seed| SimulatedDevice::new(32 << 20, seed));
     for has_checksums in [false, true] {
         let (pool, id) = run(&devices, async {
@@ -251,11 +284,15 @@ fn copy_that_a_scrub_or_a_read_cannot_write_again_is_stale() {
         device.flip(at.offset as usize);
         device.fail_writes(at.offset as usize..at.offset as usize + 1);
         run(&devices, async {
-            pool.scrub(|_, _| {}).await.expect("it goes on");
-            assert!(stale(&pool) > 0);
+            let mut parts = Vec::new();
+            let ended = pool.scrub(|done, all| parts.push((done, all))).await;
+            ended.expect_err("a copy is not written");
+            assert!(parts.last().is_some_and(|&(done, all)| done + 1 == all), "{parts:?}");
+            // Without checksums, either content could be read.
+            assert_eq!(stale(&pool) > 0, !has_checksums);
             has_only(&pool, id, 1).await;
-            pool.maintain_once().await.expect_err("it cannot be written");
             device.fail_writes(0..0);
+            pool.scrub(|_, _| {}).await.expect("written");
             pool.maintain_once().await.expect("copied");
             assert_eq!(stale(&pool), 0);
             let again = pool.scrub(|_, _| {}).await.expect("read");
