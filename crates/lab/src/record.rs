@@ -139,6 +139,10 @@ pub mod figure {
         LONGEST_MIGRATION_MS = "longest_migration_ms";
         /// Median of the differences of the I/Os per second before and during a migration, % of those before.
         SLOWDOWN_PERCENT = "slowdown_percent";
+        /// Bytes that were sent and received on the network, % of the bytes that were to be copied.
+        NETWORK_PERCENT = "network_percent";
+        /// Time of a step or of a copy, ms.
+        TIME_MS = "time_ms";
         /// 1 if the load was steady by SNIA's rule, else 0.
         STEADY = "steady";
     }

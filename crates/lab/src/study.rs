@@ -223,11 +223,10 @@ const NOT_TO_BE_WRITTEN: &str = "it was not started by the lab, and writing need
 pub fn outcome(ended: Result<LoadResult, LoadError>) -> Outcome {
     match ended {
         Err(error) => Outcome::Failed(error.to_string()),
-        Ok(LoadResult { errors: errors @ 1.., first_error, .. }) => {
-            let first = first_error.unwrap_or_default();
-            Outcome::Failed(format!("{errors} I/Os failed, the first one with {first}"))
-        }
-        Ok(result) => Outcome::Measured(result.measures()),
+        Ok(result) => match result.failure() {
+            Some(failure) => Outcome::Failed(failure),
+            None => Outcome::Measured(result.measures()),
+        },
     }
 }
 

@@ -166,7 +166,7 @@ impl Guest {
         detached.map_err(self.hypervisor_error())
     }
 
-    /// Lets the hypervisor have a disk, whether its guest runs or not.
+    /// Adds a disk to the machine, whether its guest runs or not.
     pub(super) fn plug(&self, form: DiskForm, node: &Value) -> Result<(), GuestError> {
         let mut node = node.clone();
         node["node-name"] = NODE.into();

@@ -31,27 +31,34 @@ impl Migration {
 }
 
 impl Guest {
-    /// Moves the running guest, which was started with this specification, to another process of the hypervisor. Both processes
-    /// have its disk: [`Guest::attach`] describes it. After an error, the guest runs where it was, or has ended.
-    pub fn migrate(
-        &mut self,
+    /// Starts the process of the hypervisor that a guest with this specification moves to. Both processes have its disk:
+    /// [`Guest::attach`] describes it.
+    pub fn receiver(
+        &self,
         spec: &GuestSpec,
         (form, node): (DiskForm, &Value),
-    ) -> Result<Migration, GuestError> {
+    ) -> Result<Self, GuestError> {
         let spec = spec.clone().arguments(&["-incoming", "defer"]);
-        let mut next = Self::start(&self.name, &spec)?;
-        next.accept_agent()?;
-        let monitor = next.folder.path().join(MONITOR);
-        next.daemon.wait_until(LIMIT, || Ok::<_, GuestError>(monitor.exists()))?;
-        next.plug(form, node)?;
-        let socket = next.folder.path().join(INCOMING);
-        let moved = next.monitor().and_then(|mut monitor| monitor.receive(&socket));
-        let moved = moved.and_then(|()| self.monitor()?.migrate(&socket));
-        let said = moved.map_err(self.hypervisor_error())?;
-        // The process that it has left ends.
-        *self = next;
-        Migration::of(&said).ok_or_else(|| {
+        let mut receiver = Self::start(&self.name, &spec)?;
+        receiver.accept_agent()?;
+        let monitor = receiver.folder.path().join(MONITOR);
+        receiver.daemon.wait_until(LIMIT, || Ok::<_, GuestError>(monitor.exists()))?;
+        receiver.plug(form, node)?;
+        let socket = receiver.folder.path().join(INCOMING);
+        let waits = receiver.monitor().and_then(|mut monitor| monitor.receive(&socket));
+        waits.map_err(self.hypervisor_error())?;
+        Ok(receiver)
+    }
+
+    /// Moves the running guest to the process that waits for it, and ends the one that it has left.
+    pub fn migrate(&mut self, receiver: Self) -> Result<Migration, GuestError> {
+        let socket = receiver.folder.path().join(INCOMING);
+        let said = self.monitor().and_then(|mut monitor| monitor.migrate(&socket));
+        let said = said.map_err(self.hypervisor_error())?;
+        let migration = Migration::of(&said).ok_or_else(|| {
             self.hypervisor_error()(std::io::Error::other(format!("no times in {said}")))
-        })
+        });
+        *self = receiver;
+        migration
     }
 }

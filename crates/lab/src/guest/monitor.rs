@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 /// Maximum time of a command.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The bytes a second of a migration, which has no limit to speak of.
+/// The maximum bytes a second of a migration: more than any machine copies.
 const BANDWIDTH: u64 = 1 << 40;
 /// The status of a migration that has succeeded.
 const COMPLETED: &str = "completed";
@@ -74,7 +74,7 @@ impl Monitor {
         if said["status"] == COMPLETED {
             return Ok(said);
         }
-        let reason = said["error-desc"].as_str().unwrap_or("it says no reason");
+        let reason = said["error-desc"].as_str().unwrap_or("no reason is given");
         Err(io::Error::other(format!("the migration failed: {reason}")))
     }
 

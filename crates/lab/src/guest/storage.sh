@@ -42,12 +42,19 @@ is_mounted() { grep -q " $1 " /proc/mounts; }
 
 numbers() { seq 1 "$1"; }
 
-# make_file_system DEVICE: the kernel completes nothing of it in the background, which would disturb measurements.
-make_file_system() { mkfs.ext4 -q -F -N 8192 -E nodiscard,lazy_itable_init=0 "$1"; }
+# create_file_system DEVICE: that of FILE_SYSTEM, or ext4. The kernel completes nothing of it in the background, which would disturb
+# measurements.
+create_file_system() {
+    case ${FILE_SYSTEM:-ext4} in
+        ext4) mkfs.ext4 -q -F -N 8192 -E nodiscard,lazy_itable_init=0 "$1" ;;
+        ext4-without-journal) mkfs.ext4 -q -F -N 8192 -O ^has_journal -E nodiscard,lazy_itable_init=0 "$1" ;;
+        xfs) mkfs.xfs -q -f -K "$1" ;;
+    esac
+}
 
 # fresh_file_system DEVICE: makes one and mounts it at /mnt.
 fresh_file_system() {
-    make_file_system "$1"
+    create_file_system "$1"
     mount "$1" /mnt
 }
 
@@ -153,7 +160,7 @@ serve_nfs() {
     pidof rpcbind >/dev/null || rpcbind -w
     for number in $(numbers "$1"); do
         mkdir -p "/srv/$number"
-        make_file_system "$(own_disk "$number")"
+        create_file_system "$(own_disk "$number")"
         mount "$(own_disk "$number")" "/srv/$number"
         exportfs -o "rw,sync,no_root_squash,no_subtree_check,insecure,fsid=$number" "*:/srv/$number"
     done
@@ -182,7 +189,7 @@ serve_smb() {
     touch /etc/ksmbd/ksmbdpwd.db
     for number in $(numbers "$1"); do
         mkdir -p "/srv/$number"
-        make_file_system "$(own_disk "$number")"
+        create_file_system "$(own_disk "$number")"
         mount "$(own_disk "$number")" "/srv/$number"
     done
     ksmbd.mountd
@@ -196,7 +203,7 @@ end_smb() {
 no_mountd() { ! pidof ksmbd.mountd >/dev/null; }
 mount_smb() { mount -i -t cifs -o "ip=$SERVER,unc=\\\\$SERVER\\disk$1,vers=3.1.1,username=guest,password=,hard" "//$SERVER/disk$1" /mnt; }
 
-# DRBD: the client is primary, with a copy on the server.
+# DRBD with PROTOCOL, or C: the client is primary, with a copy on the server.
 drbd_resource() {
     mkdir -p /etc/drbd.d /var/lib/drbd /run/drbd /var/lock
     echo 'include "drbd.d/*.res";' >/etc/drbd.conf
@@ -204,7 +211,7 @@ drbd_resource() {
 resource disk$1 {
     device /dev/drbd$1;
     meta-disk internal;
-    net { protocol C; }
+    net { protocol ${PROTOCOL:-C}; }
     on server { disk $(own_disk "$1"); address $SERVER:$((7000 + $1)); }
     on client$1 { disk $(own_disk 1); address ${SERVER%.*}.$((${SERVER##*.} + $1)):$((7000 + $1)); }
 }
@@ -235,6 +242,21 @@ end_drbd() {
     drbdadm down all
     rm /etc/drbd.d/*.res
 }
+
+# Roles of DRBD, with one client.
+drbd_disconnected() { ! drbd_connected "$1"; }
+drbd_is_current() { [ "$(drbdadm dstate "disk$1")" = UpToDate/UpToDate ]; }
+# serve_as_primary: the server takes over, and mounts the file system at /mnt.
+serve_as_primary() {
+    until_true 60 drbdadm primary disk1 >/dev/null
+    mount /dev/drbd1 /mnt
+}
+give_up_primary() {
+    umount /mnt
+    drbdadm secondary disk1
+}
+# fill NAME MIB: a file, which is durable.
+fill() { dd if=/dev/urandom of="/mnt/$1" bs=1M count="$2" conv=fsync 2>/dev/null; }
 
 # requests_PROTOCOL: prints how many requests this client has sent to the server.
 requests_iscsi() {

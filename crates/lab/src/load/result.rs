@@ -107,6 +107,13 @@ pub struct LoadResult {
 }
 
 impl LoadResult {
+    /// Returns the failure of a load with failed I/Os, regardless of its other results.
+    pub fn failure(&self) -> Option<String> {
+        let first = self.first_error.as_deref().unwrap_or_default();
+        (self.errors > 0)
+            .then(|| format!("{} I/Os failed, the first one with {first}", self.errors))
+    }
+
     /// Returns the result in the form that a record stores.
     pub fn measures(&self) -> Measures {
         let figures = [

@@ -8,7 +8,7 @@ use super::{MTU, Target, measures};
 use crate::folder::{PrivateFolder, RUN_PREFIX};
 use crate::guest::{self, Guest, GuestError, GuestSpec, Recipe};
 use crate::load::LoadResult;
-use crate::network::{GuestSide, LinkProfile, Network};
+use crate::network::{GuestCards, GuestSide, LinkProfile, Network};
 use crate::record::Outcome;
 use crate::target_under_test::{TargetUnderTestError, sarsen};
 
@@ -39,7 +39,7 @@ pub struct Timers {
 impl Timers {
     /// Those of the study.
     pub const STUDY: Self = Self { interval: 1, timeout: 1, replacement: 1 };
-    /// The defaults of open-iscsi and multipath-tools.
+    /// The default intervals of open-iscsi, and `fast_io_fail_tmo` of multipath-tools, which replaces its replacement timeout (120 s).
     pub const DEFAULT: Self = Self { interval: 5, timeout: 5, replacement: 5 };
 
     /// The time of a failover by the formula of the study.
@@ -82,6 +82,9 @@ fn interruptions(
     let urls = urls.map_err(failed)?;
     let portals: Vec<_> = urls.iter().map(|url| url.portal().to_string()).collect();
     let cards = network.guest_cards(GuestSide::Initiator).map_err(TargetUnderTestError::Unable)?;
+    if let Some(reason) = missing_card(&cards, network) {
+        return Err(TargetUnderTestError::Unable(reason));
+    }
     let folder = PrivateFolder::new(&std::env::temp_dir(), RUN_PREFIX);
     let folder = folder.map_err(|error| failed(error.to_string()))?;
     let client = Client::boot(&cards, cache, &program, folder.path())?;
@@ -106,13 +109,26 @@ fn interruptions(
     Ok(gaps)
 }
 
+/// Returns why a link has no network card of the guest.
+fn missing_card(cards: &GuestCards, network: &Network) -> Option<String> {
+    let mut names = network.links().iter().map(|link| &link.profile.name);
+    let found = names.find_map(|name| Some((name, cards.refusal(name)?)));
+    found.map(|(name, reason)| format!("no network card for {name}: {reason}"))
+}
+
 /// Returns the longest request of a load. A failed one is an error.
 fn longest(said: &str) -> Result<Duration, String> {
-    let load: LoadResult = serde_json::from_str(said.trim())
-        .map_err(|error| format!("{error} in the result: {said}"))?;
-    if let LoadResult { errors: errors @ 1.., first_error, .. } = load {
-        let first = first_error.unwrap_or_default();
-        return Err(format!("{errors} I/Os failed, the first one with {first}"));
+    // Errors follow the result.
+    let line = said.lines().next().unwrap_or_default();
+    let load: LoadResult =
+        serde_json::from_str(line).map_err(|error| format!("{error} in the result: {said}"))?;
+    if let Some(failure) = load.failure() {
+        return Err(failure);
+    }
+    // A request that is still open at the end has no latency.
+    let last = load.series.as_ref().and_then(|series| series.values.last());
+    if last.is_none_or(|&rate| rate == 0.0) {
+        return Err("the load ended before its requests went on over the other link".into());
     }
     Ok(Duration::from_secs_f64(load.max_us / 1e6))
 }
@@ -122,7 +138,7 @@ struct Client(Guest);
 
 impl Client {
     fn boot(
-        cards: &crate::network::GuestCards,
+        cards: &GuestCards,
         cache: &Path,
         program: &Path,
         folder: &Path,

@@ -33,7 +33,7 @@ defaults {
     path_grouping_policy multibus
     path_selector "round-robin 0"
     path_checker readsector0
-    rr_min_io 1000
+    rr_min_io_rq 1000
     failback immediate
     no_path_retry 0
     fast_io_fail_tmo $REPLACEMENT

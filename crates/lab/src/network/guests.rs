@@ -5,11 +5,13 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::sides::{self, LinkEnd, PREFIX_LENGTH, Sides};
-use super::{LinkProfile, Network, TAP_QUEUE_FRAMES, VETH_MTU_MAX};
+use super::{LinkProfile, Network, TAP_QUEUE_FRAMES};
 
 /// The numbers of the addresses of a guest, and of its host, within a network.
 const GUEST: u8 = 3;
 const HOST: u8 = 1;
+/// Maximum MTU of a TAP device: a frame has 65535 bytes with its header.
+const TAP_MTU_MAX: u32 = 65521;
 /// The first file descriptor of QEMU for a macvtap device, and their number: shells have no others with one digit.
 const DESCRIPTORS: std::ops::Range<usize> = 3..10;
 
@@ -138,8 +140,8 @@ impl Drop for GuestCards {
 }
 
 impl Network {
-    /// Creates the network cards of a guest, at most one guest of each side at a time. There are none on loopback, and on the
-    /// targets' side for links with [`Attachment::UserNetwork`].
+    /// Creates the network cards of a guest, at most one guest of each side at a time. There are none without namespaces, and
+    /// none on the targets' side for links with [`Attachment::UserNetwork`].
     pub fn guest_cards(&self, side: GuestSide) -> Result<GuestCards, String> {
         let prefix = match side {
             GuestSide::Targets => self.target_command_prefix(),
@@ -152,7 +154,12 @@ impl Network {
         for (index, link) in present {
             match card(sides, side, index, &link.profile) {
                 Ok(card) => cards.cards.extend(card),
-                Err(reason) => cards.refused.push((link.profile.name.clone(), reason)),
+                Err(reason) => {
+                    // Without a part of its settings, the interface is useless.
+                    let remove = format!("link del {}\n", interface(index));
+                    let _ = sides::batch(&cards.prefix, "ip", &remove);
+                    cards.refused.push((link.profile.name.clone(), reason));
+                }
             }
         }
         let devices = cards.cards.iter().filter(|card| card.device.is_some()).count();
@@ -161,6 +168,11 @@ impl Network {
         }
         Ok(cards)
     }
+}
+
+/// Returns the name of the interface for a card.
+fn interface(index: usize) -> String {
+    format!("guest{index}")
 }
 
 /// Creates the interface for a card of a link.
@@ -172,9 +184,9 @@ fn card(
 ) -> Result<Option<Card>, String> {
     let [target, initiator] = sides::ends(index);
     let LinkEnd { interface: link, .. } = target;
-    let interface = format!("guest{index}");
+    let interface = interface(index);
     let ethernet = sides::ethernet(index, GUEST);
-    let mtu = profile.mtu.min(VETH_MTU_MAX);
+    let mtu = profile.mtu.min(TAP_MTU_MAX);
     let tap = format!(
         "tuntap add dev {interface} mode tap vnet_hdr\n\
          link set dev {interface} mtu {mtu} addrgenmode none txqueuelen {TAP_QUEUE_FRAMES}"
@@ -201,7 +213,6 @@ fn card(
             ))?;
             let device = format!("/dev/tap{number}");
             if !Path::new(&device).exists() {
-                let _ = sides.targets.ip(&format!("link del {interface}\n"));
                 return Err(format!("the system has created no device {device} for macvtap"));
             }
             card.device = Some(device);

@@ -10,7 +10,7 @@ use sarsen_io::tap::Tap;
 /// Number of links for which there are addresses.
 pub(super) const LINKS_MAX: usize = 256;
 
-/// Length of the common prefix of the addresses of a link. There is one for a guest.
+/// Length of the common prefix of the addresses of a link: the two sides and a guest have one each.
 pub(super) const PREFIX_LENGTH: u8 = 29;
 
 /// A side of the network.
@@ -129,7 +129,8 @@ impl Sides {
         ))
     }
 
-    /// Creates the same with a bridge between them, which is on the targets' side and has no address.
+    /// Creates the same with a bridge between them, which is on the targets' side and has no address. Its ports send no larger
+    /// packets than the others.
     pub(super) fn make_switched(&self, ends: &[LinkEnd; 2], mtu: u32) -> Result<(), String> {
         let [LinkEnd { interface, .. }, _] = ends;
         let [near, far, switch] = parts(interface);
@@ -138,8 +139,8 @@ impl Sides {
             "link add name {switch} type bridge mcast_snooping 0\n\
              link add name {interface} type veth peer name {near}\n\
              link add name {far} type veth peer name {interface} netns {other_side}\n\
-             link set dev {near} mtu {mtu} addrgenmode none master {switch} up\n\
-             link set dev {far} mtu {mtu} addrgenmode none master {switch} up\n\
+             link set dev {near} mtu {mtu} gso_max_segs 1 addrgenmode none master {switch} up\n\
+             link set dev {far} mtu {mtu} gso_max_segs 1 addrgenmode none master {switch} up\n\
              link set dev {switch} addrgenmode none up\n"
         ))
     }
@@ -161,7 +162,7 @@ impl Sides {
         let LinkEnd { interface, .. } = end;
         self.targets.ip(&if is_up {
             // The neighbour and the route were removed with the carrier.
-            format!("link set dev {interface} up\n{}", end.ways())
+            format!("link set dev {interface} up\n{}", end.routes())
         } else {
             format!("link set dev {interface} down\n")
         })
@@ -187,8 +188,8 @@ pub(super) fn ends(index: usize) -> [LinkEnd; 2] {
     })
 }
 
-/// Returns the network of a guest that is on the initiator's side or on that of the targets. Also this range is for
-/// measurements.
+/// Returns the network of a guest that is on the initiator's side or on that of the targets. RFC 2544 reserves this range,
+/// too.
 pub(super) fn guests(index: usize, is_initiator: bool) -> Ipv4Addr {
     Ipv4Addr::new(198, 19, third(index), if is_initiator { 8 } else { 0 })
 }
@@ -221,12 +222,12 @@ impl LinkEnd {
             "link set dev {interface} address {ethernet} addrgenmode none {more}\n\
              address add {address}/{PREFIX_LENGTH} dev {interface}\n\
              link set dev {interface} up\n{}",
-            self.ways()
+            self.routes()
         )
     }
 
     /// Returns the commands that set how the other side and its guests are reached.
-    fn ways(&self) -> String {
+    fn routes(&self) -> String {
         let Self { interface, peer, peer_ethernet, peer_guests, .. } = self;
         format!(
             "neighbour replace {peer} lladdr {peer_ethernet} dev {interface} nud permanent\n\

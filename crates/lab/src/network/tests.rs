@@ -274,11 +274,22 @@ fn a_guest_has_a_card_for_each_link_until_it_ends() {
         LinkProfile { has_switch: true, ..plain("bridge") },
         attached("macvtap", Attachment::Macvtap),
         attached("user", Attachment::UserNetwork),
+        // Its MTU is larger than that of a TAP device can be.
+        LinkProfile::loopback(),
     ];
     let Some(network) = apart(&profiles) else { return };
     let guests: Vec<_> = network.links().iter().map(|link| link.guest_address).collect();
     let address = |text: &str| Some(text.parse::<IpAddr>().unwrap());
-    assert_eq!(guests, [address("198.19.0.3"), address("198.18.1.3"), address("198.18.2.3"), None]);
+    assert_eq!(
+        guests,
+        [
+            address("198.19.0.3"),
+            address("198.18.1.3"),
+            address("198.18.2.3"),
+            None,
+            address("198.19.4.3")
+        ]
+    );
     let interfaces = || {
         let prefix = network.target_command_prefix();
         let mut command = Command::new(&prefix[0]);
@@ -290,7 +301,7 @@ fn a_guest_has_a_card_for_each_link_until_it_ends() {
         let cards = network.guest_cards(GuestSide::Targets).unwrap();
         // A container may have no devices of macvtap.
         let has_macvtap = cards.refusal("macvtap").is_none();
-        let count = 2 + usize::from(has_macvtap);
+        let count = 3 + usize::from(has_macvtap);
         assert_eq!(interfaces(), count);
         assert_eq!(cards.arguments().len(), 4 * count, "{:?}", cards.arguments());
         let opened = cards.command_prefix().iter().any(|word| word.contains("3<>/dev/tap"));

@@ -24,6 +24,7 @@ const RECIPE: Recipe = Recipe {
         "open-iscsi",
         "tgt",
         "vblade",
+        "xfsprogs",
     ],
     modules: &[
         "aoe",
@@ -43,6 +44,7 @@ const RECIPE: Recipe = Recipe {
         "nfsv4",
         "sd_mod",
         "target_core_iblock",
+        "xfs",
     ],
 };
 /// Maximum duration of the set-up of storage, and of its end. Emulation is slow.
@@ -93,7 +95,8 @@ pub struct GuestPoint {
 pub type GuestMeasurement =
     Box<dyn Fn(&Group) -> Result<Vec<(Labels, Outcome)>, GuestError> + Send + Sync>;
 
-/// Storage that the server offers to clients, or that they have themselves: functions of `guest/storage.sh`.
+/// Storage that the server offers to clients, or that they have themselves: functions of `guest/storage.sh`, with variables
+/// before them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Storage {
     /// The function that begins to serve disks for a number of clients; none if nothing is served.

@@ -8,6 +8,7 @@
 //! stored as samples, as in all other studies; [`crate::bonnie`] parses them.
 
 mod findings;
+mod roles;
 mod setups;
 mod table;
 
@@ -87,6 +88,8 @@ impl Study for Lunden {
                     .iter()
                     .filter(|setup| choices.scale == Scale::Full || !setup.only_full)
                     .map(|setup| setups::point(setup, size))
+                    // It takes too long for a quick run.
+                    .chain((choices.scale == Scale::Full).then(roles::point))
                     .collect(),
                 repetitions,
             }),

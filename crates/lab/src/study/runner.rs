@@ -221,7 +221,7 @@ fn plan(study: &dyn Study, choices: &Choices, settings: &Settings) -> Result<Pla
         }
     }
     let selectable = || {
-        let in_guests = plan.guest_points().iter().map(|point| &point.labels);
+        let in_guests = plan.guest_points().iter().flat_map(|point| &point.cells);
         plan.points.iter().map(|point| &point.labels).chain(in_guests)
     };
     if !selectable().any(|labels| is_wanted(labels, &settings.only)) {
@@ -229,7 +229,10 @@ fn plan(study: &dyn Study, choices: &Choices, settings: &Settings) -> Result<Pla
     }
     plan.points.retain(|point| is_wanted(&point.labels, &settings.only));
     if let Some(guests) = &mut plan.guests {
-        guests.points.retain(|point| is_wanted(&point.labels, &settings.only));
+        // A measurement has all of its cells at once.
+        guests
+            .points
+            .retain(|point| point.cells.iter().any(|cell| is_wanted(cell, &settings.only)));
     }
     let volumes = std::mem::take(&mut plan.volumes);
     plan.volumes = volumes.into_iter().filter(|volume| plan.uses(&volume.name)).collect();

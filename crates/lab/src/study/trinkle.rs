@@ -7,6 +7,7 @@
 //! The thesis also quotes what the alignment of a file system with the stripes of a RAID gains; `alignment` measures it.
 
 mod alignment;
+mod clones;
 mod frame_sizes;
 mod initiators;
 #[cfg(test)]
@@ -141,6 +142,12 @@ impl Study for Trinkle {
             points.extend(frame_sizes::points(&targets_under_test, VOLUME, times));
             links.extend(frame_sizes::links());
         }
+        if let Some(link) = links.first() {
+            // A quick run has time for one target.
+            let count = if choices.scale == Scale::Quick { 1 } else { targets_under_test.len() };
+            let of = &targets_under_test[..count];
+            points.extend(clones::points(of, link, VOLUME, choices.scale));
+        }
         volumes.retain(|volume| points.iter().any(|point| point.volume == volume.name));
         Plan {
             links,
@@ -166,6 +173,7 @@ impl Study for Trinkle {
         sections.extend(recovery::section(run, &recovery::LEVELS, THEIR_RECOVERY));
         sections.extend(features::section(run, THEIR_FEATURES));
         sections.extend(frame_sizes::section(run));
+        sections.extend(clones::section(run));
         sections.extend(alignment::section(run));
         sections.push(every_run(run));
         sections.push(theirs());

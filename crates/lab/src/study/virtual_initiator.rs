@@ -139,6 +139,8 @@ impl VirtualInitiator {
             let device = guest.attach(form, &node)?;
             let mut all = Vec::new();
             for _ in 0..rounds {
+                // It is ready before the load begins, whose series shows the migration alone.
+                let receiver = guest.receiver(&self.spec, (form, &node))?;
                 let begin = format!(
                     "rm -f /run/result\n\
                      {{ (\n{}) >/run/result.new 2>&1 || true; mv /run/result.new /run/result; }} &\n\
@@ -147,7 +149,7 @@ impl VirtualInitiator {
                     before.as_secs_f64()
                 );
                 guest.run(&begin, LIMIT + before)?;
-                let migration = guest.migrate(&self.spec, (form, &node))?;
+                let migration = guest.migrate(receiver)?;
                 let limit = LIMIT + options.duration;
                 let end = format!(
                     "tries={}\n\

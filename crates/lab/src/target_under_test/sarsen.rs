@@ -143,7 +143,7 @@ pub fn serve(
     launch(program, prefix, listen, &[], |_| Ok(arguments.to_vec()))
 }
 
-/// Does the same with a portal for sessions with TLS, too.
+/// Starts `program serve` with these arguments on free ports of `listen`: one for sessions without TLS, one for those with it.
 pub fn serve_with_tls(
     program: &Path,
     listen: IpAddr,

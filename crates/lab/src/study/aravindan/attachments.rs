@@ -70,8 +70,8 @@ pub(super) fn section(run: &Run) -> Section {
         blocks.insert(
             0,
             Block::Text(
-                "The virtual machine of lio has a network card for each of these links. With the bridge and with macvtap it has \
-                 an address in the network of the link. The host forwards its packets where it is routed. In the user network, \
+                "The virtual machine of lio has a network card for each of these links but the last. With the bridge and with macvtap it has \
+                 an address in the network of the link. On the routed link, the host forwards its packets. In the user network, \
                  QEMU ends each connection, and opens another one to the machine. The study found macvtap better than a bridge, \
                  without figures in its text, and easier to configure. A machine with macvtap cannot reach its own host."
                     .into(),

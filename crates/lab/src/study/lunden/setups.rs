@@ -78,12 +78,51 @@ pub(super) const SETUPS: &[Setup] = &[
         only_full: true,
         ..ISCSI
     },
+    Setup {
+        name: "iscsi base (ext4 without a journal)",
+        about: "iSCSI, served by this program, with another file system",
+        storage: Storage {
+            mount: "FILE_SYSTEM=ext4-without-journal mount_iscsi",
+            ..Storage::ISCSI
+        },
+        only_full: true,
+        ..ISCSI
+    },
+    Setup {
+        name: "iscsi base (XFS)",
+        about: "iSCSI, served by this program, with another file system",
+        storage: Storage { mount: "FILE_SYSTEM=xfs mount_iscsi", ..Storage::ISCSI },
+        only_full: true,
+        ..ISCSI
+    },
     Setup { name: "iscsi 3 vms", about: "iSCSI, served by this program", clients: 3, ..ISCSI },
     Setup { name: "nfs base", about: "NFS 4.2, served by the kernel", ..NFS },
     Setup { name: "nfs 3 vms", about: "NFS 4.2, served by the kernel", clients: 3, ..NFS },
     Setup {
         name: "drbd base",
         about: "DRBD with protocol C: a disk of the client, copied to the server",
+        ..DRBD
+    },
+    Setup {
+        name: "drbd base (protocol A)",
+        about: "DRBD: a write has ended when it is on the client's disk and on its way to the server",
+        storage: Storage {
+            serve: "PROTOCOL=A serve_drbd",
+            mount: "PROTOCOL=A mount_drbd",
+            ..DRBD.storage
+        },
+        only_full: true,
+        ..DRBD
+    },
+    Setup {
+        name: "drbd base (protocol B)",
+        about: "DRBD: a write has ended when it is on the client's disk and in the server's memory",
+        storage: Storage {
+            serve: "PROTOCOL=B serve_drbd",
+            mount: "PROTOCOL=B mount_drbd",
+            ..DRBD.storage
+        },
+        only_full: true,
         ..DRBD
     },
     Setup {

@@ -9,9 +9,9 @@ use crate::record::{Labels, Outcome, Run, Sample, Scale, figure};
 use crate::report::{BarSeries, Bars, Block, Cell, Report, Section, Table};
 use crate::statistics::Summary;
 
-use super::findings;
 use super::setups::{CLIENT, SETUPS};
 use super::{OPERATION, SETUP, TOO_QUICK, TOO_QUICK_REASON, figures, rate_figure};
+use super::{findings, roles};
 
 /// Minimum number of runs for a histogram.
 const HISTOGRAM_RUNS: usize = 8;
@@ -105,6 +105,7 @@ pub(super) fn report(run: &Run) -> Report {
     }
     sections.extend(findings::section(run));
     sections.extend(setups.iter().map(|setup| section(run, setup)));
+    sections.extend(roles::section(run));
     sections.extend(others(run));
     Report { title: "File systems by bonnie++".into(), summary: summary(run, &setups), sections }
 }
@@ -128,7 +129,11 @@ fn summary(run: &Run, setups: &[&str]) -> Vec<String> {
     let counts: Vec<_> =
         setups.iter().map(|setup| format!("{setup} ({})", runs(run, setup))).collect();
     let mut summary = vec![
-        format!("Set-ups, with the number of bonnie++'s runs: {}.", counts.join(", ")),
+        if counts.is_empty() {
+            "No set-up has runs of bonnie++.".to_owned()
+        } else {
+            format!("Set-ups, with the number of bonnie++'s runs: {}.", counts.join(", "))
+        },
         format!("The figures of {} are shown for comparison.", published::LUNDEN),
         "Variances divide by n, as in the study. Operations that bonnie++ reports as +++++ (less \
          than half a second) count as not measured here, and as 0 in the study."
@@ -143,7 +148,7 @@ fn summary(run: &Run, setups: &[&str]) -> Vec<String> {
         if run.scale == Scale::Quick {
             let others = SETUPS.iter().filter(|setup| setup.only_full).map(|setup| setup.name);
             summary.push(format!(
-                "Only --full measures these set-ups: {}; and, in all set-ups, single bytes, small files, and more than one run.",
+                "Only --full measures these set-ups: {}; the roles of DRBD; and, in all set-ups, single bytes, small files, and more than one run.",
                 others.collect::<Vec<_>>().join(", ")
             ));
         }
@@ -567,7 +572,9 @@ fn histogram(column: Column, values: &[f64]) -> Option<Bars> {
 
 /// Returns the section with the lines that are not runs.
 fn others(run: &Run) -> Option<Section> {
-    let others = run.samples.iter().filter(|sample| sample.labels.value(OPERATION).is_none());
+    let is_setup =
+        |labels: &Labels| labels.value(SETUP).is_some() && labels.value(OPERATION).is_none();
+    let others = run.samples.iter().filter(|sample| is_setup(&sample.labels));
     let reasons: Vec<_> = others
         .filter_map(|sample| match &sample.outcome {
             Outcome::Failed(reason) => Some(format!("{reason} (damaged)")),

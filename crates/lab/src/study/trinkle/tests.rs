@@ -12,8 +12,8 @@ fn the_plans_can_be_carried_out_and_the_quick_one_is_quick() {
     let [physical, virtual_] = [10 * 4 * 2; 2];
     // Three levels with three faults for each target, and its features.
     let (recovery, features) = (3 * 3 * 4, 4);
-    let others = 2 * 3 * 4 + 3 * 4 * 2 + 12;
-    assert_eq!(plan.points.len(), physical + virtual_ + others + recovery + features);
+    let (clones, others) = (2 * 4, 2 * 3 * 4 + 3 * 4 * 2 + 12);
+    assert_eq!(plan.points.len(), physical + virtual_ + clones + others + recovery + features);
     // The thesis ran five minutes three times.
     assert!(plan.time() > Duration::from_secs(60 * 3 * 300), "{:?}", plan.time());
 }
