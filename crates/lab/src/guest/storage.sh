@@ -52,7 +52,7 @@ create_file_system() {
     esac
 }
 
-# fresh_file_system DEVICE: makes one and mounts it at /mnt.
+# fresh_file_system DEVICE: creates one and mounts it at /mnt.
 fresh_file_system() {
     create_file_system "$1"
     mount "$1" /mnt

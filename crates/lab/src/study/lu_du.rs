@@ -91,6 +91,12 @@ fn ways() -> [BlockPath; 3] {
     ]
 }
 
+/// Returns the path that replaces the study's campus network.
+fn campus() -> BlockPath {
+    let [_, campus, _] = ways();
+    campus
+}
+
 impl Study for LuDu {
     fn name(&self) -> &'static str {
         "lu-du"
@@ -134,10 +140,8 @@ impl Study for LuDu {
         }
         let own = targets_under_test.iter().position(|one| *one == TargetUnderTest::Sarsen);
         let mut links: Vec<_> = ways.iter().map(|way| way.link.clone()).collect();
-        // The first one with a rate is that of the campus.
-        let campus = ways.iter().find(|way| way.link.rate_mbit.is_some());
-        if let Some((own, campus)) = own.zip(campus) {
-            let encrypted = encryption::path(campus);
+        if let Some(own) = own.filter(|_| choices.links) {
+            let encrypted = encryption::path();
             points.extend(encryption::points(&encrypted, own, choices.scale));
             links.push(encrypted.link);
         }

@@ -50,9 +50,6 @@ fn measure(subject: &Subject<'_>, rounds: u32) -> Outcome {
     let Some((machine, form)) = subject.virtual_initiator else {
         return Outcome::NotMeasured("only a virtual machine migrates".into());
     };
-    if !subject.may_write {
-        return Outcome::NotMeasured(super::super::NOT_TO_BE_WRITTEN.into());
-    }
     let access = AccessPattern { read_percent: READ_PERCENT, ..LOAD.1 };
     let mut options = subject.load_options(access);
     (options.warm_up, options.duration) = (Duration::ZERO, BEFORE + AFTER);

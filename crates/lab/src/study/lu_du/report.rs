@@ -36,8 +36,7 @@ pub(super) fn report(run: &Run) -> Report {
         factors::section(run),
     ];
     sections.retain(|section| !section.blocks.is_empty());
-    let [_, campus, _] = super::ways();
-    sections.extend(encryption::section(run, &campus));
+    sections.extend(encryption::section(run));
     sections.extend(layout::limits(run));
     sections.push(files::section(run));
     Report {
