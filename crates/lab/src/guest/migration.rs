@@ -1,11 +1,12 @@
 //! Live migration: a guest moves to another process while it runs.
 
+use std::io::{self, ErrorKind};
 use std::time::Duration;
 
 use serde_json::Value;
 
 use super::disk::DiskForm;
-use super::{Guest, GuestError, GuestSpec, MONITOR};
+use super::{Guest, GuestError, GuestSpec};
 
 /// The socket in the folder of a guest at which it is received.
 const INCOMING: &str = "incoming";
@@ -41,8 +42,16 @@ impl Guest {
         let spec = spec.clone().arguments(&["-incoming", "defer"]);
         let mut receiver = Self::start(&self.name, &spec)?;
         receiver.accept_agent()?;
-        let monitor = receiver.folder.path().join(MONITOR);
-        receiver.daemon.wait_until(LIMIT, || Ok::<_, GuestError>(monitor.exists()))?;
+        receiver.daemon.wait_until(LIMIT, || match receiver.monitor() {
+            Ok(_) => Ok(true),
+            // The socket does not exist, or does not accept connections yet.
+            Err(error)
+                if [ErrorKind::NotFound, ErrorKind::ConnectionRefused].contains(&error.kind()) =>
+            {
+                Ok(false)
+            }
+            Err(error) => Err(receiver.hypervisor_error()(error)),
+        })?;
         receiver.plug(form, node)?;
         let socket = receiver.folder.path().join(INCOMING);
         let waits = receiver.monitor().and_then(|mut monitor| monitor.receive(&socket));
@@ -56,7 +65,7 @@ impl Guest {
         let said = self.monitor().and_then(|mut monitor| monitor.migrate(&socket));
         let said = said.map_err(self.hypervisor_error())?;
         let migration = Migration::of(&said).ok_or_else(|| {
-            self.hypervisor_error()(std::io::Error::other(format!("no times in {said}")))
+            self.hypervisor_error()(io::Error::other(format!("no times in {said}")))
         });
         *self = receiver;
         migration
