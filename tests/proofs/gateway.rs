@@ -74,7 +74,7 @@ fn start_peer(
         })
         .collect();
     let guests = guest::cache();
-    let folders = Folders { volumes: folder, guests: &guests };
+    let folders = Folders { volumes: folder, guests: &guests, scst: None };
     let running = peer.start_beside(&program::path()?, &network, &volumes, folders)?;
     let link = network.links().first().context("loopback")?;
     let url = |volume: &VolumeSpec| match running.endpoint(&volume.name, link)? {

@@ -44,7 +44,8 @@ fn start(
     let network = Network::build(&[LinkProfile::loopback()]);
     let volumes = volumes(cache);
     let guests = guest::cache();
-    let folders = Folders { volumes: folder, guests: &guests };
+    let scst = std::env::var_os("SARSEN_SCST").map(PathBuf::from);
+    let folders = Folders { volumes: folder, guests: &guests, scst: scst.as_deref() };
     let running = target_under_test.start_beside(&program::path()?, &network, &volumes, folders)?;
     let link = network.links().first().context("loopback")?;
     let endpoints = volumes.iter().map(|volume| running.endpoint(&volume.name, link));
@@ -137,7 +138,7 @@ fn striped_volume_is_spread_over_files_on_its_medium() -> Result<()> {
         let volume = VolumeSpec { striping, ..volume };
         let sarsen = TargetUnderTest::Sarsen;
         let volumes = std::slice::from_ref(&volume);
-        let folders = Folders { volumes: folder.path(), guests: folder.path() };
+        let folders = Folders { volumes: folder.path(), guests: folder.path(), scst: None };
         let running = sarsen.start_beside(&program::path()?, &network, volumes, folders)?;
         let files = running.folders().nth(place).context("a folder")?.to_owned();
         let allocated = || -> Result<Vec<u64>> {
@@ -224,7 +225,7 @@ fn foreign_export_is_measured_and_not_stopped() -> Result<()> {
     ensure!(matches!(target_under_test, TargetUnderTest::Nbd(_)), "{target_under_test}");
     let network = Network::build(&[LinkProfile::loopback()]);
     let [volume, _] = volumes(CacheMode::WriteBack);
-    let folders = Folders { volumes: folder.path(), guests: folder.path() };
+    let folders = Folders { volumes: folder.path(), guests: folder.path(), scst: None };
     let running = target_under_test.start(&network, std::slice::from_ref(&volume), folders)?;
     ensure!(running.pids().is_empty() && running.folders().next().is_none(), "{running:?}");
     let link = network.links().first().context("loopback")?;
@@ -243,6 +244,19 @@ fn the_bare_media_answer() -> Result<()> {
 #[ignore = "boots a kernel under emulation"]
 fn lio_comes_and_goes_in_a_guest() -> Result<()> {
     comes_and_goes(&TargetUnderTest::Lio, CacheMode::DirectSync)
+}
+
+/// `SARSEN_SCST` names the folder of its sources, which no package contains.
+#[test]
+#[ignore = "builds a kernel module and boots a kernel under emulation"]
+fn scst_comes_and_goes_in_a_guest() -> Result<()> {
+    if std::env::var_os("SARSEN_SCST").is_some() {
+        return comes_and_goes(&TargetUnderTest::Scst, CacheMode::DirectSync);
+    }
+    let folder = tempfile::tempdir()?;
+    let error = start(&TargetUnderTest::Scst, CacheMode::DirectSync, folder.path()).unwrap_err();
+    ensure!(error.to_string().contains("name their folder with --scst"), "{error}");
+    Ok(())
 }
 
 #[test]

@@ -27,9 +27,10 @@ use crate::folder::PrivateFolder;
 use crate::process::{self, Daemon, ProcessError};
 use archive::Archive;
 pub use base::Recipe;
+pub(crate) use base::{kernel_headers, kernel_release};
 pub use disk::DiskForm;
 pub use group::{Group, SERVER};
-pub use migration::Migration;
+pub use migration::{Migration, Suspension};
 
 /// The program that runs guests.
 pub const QEMU: &str = "qemu-system-x86_64";
@@ -127,7 +128,7 @@ pub fn small_program(program: &Path, folder: &Path) -> Result<PathBuf, GuestErro
 }
 
 /// Adds the path of a file to the system's error.
-fn at(path: &Path) -> impl Fn(io::Error) -> GuestError {
+pub(crate) fn at(path: &Path) -> impl Fn(io::Error) -> GuestError {
     move |source| GuestError::File { path: path.into(), source }
 }
 
@@ -272,6 +273,11 @@ impl Guest {
         })?;
         booted?;
         Ok(Self { name: name.into(), daemon, agent: None, listener, folder })
+    }
+
+    /// Ends its process at once, as a power failure ends a machine.
+    pub fn cut_power(&mut self) -> Result<(), GuestError> {
+        Ok(self.daemon.kill()?)
     }
 
     /// Waits until the guest executes scripts.

@@ -85,8 +85,6 @@ pub struct Link {
     pub profile: LinkProfile,
     /// The address of the targets' side, or the reason why the link does not exist.
     pub address: Result<IpAddr, String>,
-    /// The address of a guest that has [`GuestCards`]; `None` if only ports of the targets' side lead to a guest.
-    pub guest_address: Option<IpAddr>,
 }
 
 /// The links of a run. They end when this is dropped, or when the process ends.
@@ -96,6 +94,8 @@ pub struct Network {
     notes: Vec<String>,
     /// The two namespaces; one side for all on loopback.
     sides: Option<Sides>,
+    /// Of the guests on the targets' side, and on that of the initiator.
+    guest_numbers: [guests::GuestNumbers; 2],
     /// The threads of the relays.
     _wires: Vec<Wire>,
 }
@@ -134,9 +134,10 @@ impl Network {
             } else {
                 Err(format!("this needs network namespaces: {reason}"))
             },
-            guest_address: None,
         };
-        Self { links: profiles.iter().map(link).collect(), notes, sides: None, _wires: vec![] }
+        let links = profiles.iter().map(link).collect();
+        let guest_numbers = Default::default();
+        Self { links, notes, sides: None, guest_numbers, _wires: vec![] }
     }
 
     fn between(sides: Sides, profiles: &[LinkProfile], make: Make) -> Self {
@@ -158,10 +159,10 @@ impl Network {
                     Err(reason)
                 }
             };
-            let guest_address = guests::guest_address(index, profile);
-            links.push(Link { profile: profile.clone(), address, guest_address });
+            links.push(Link { profile: profile.clone(), address });
         }
-        Self { links, notes, sides: Some(sides), _wires: wires }
+        let guest_numbers = Default::default();
+        Self { links, notes, sides: Some(sides), guest_numbers, _wires: wires }
     }
 
     /// Returns the links in the order of the profiles.

@@ -27,16 +27,19 @@ const PACKAGES: &[(&str, &str)] = &[
     ("bon_csv2txt", "bonnie++"),
     ("bonnie++", "bonnie++"),
     ("chromium", "chromium"),
+    ("gcc-12", "gcc-12"),
     ("iscsi-inq", "libiscsi-bin"),
     ("iscsi-ls", "libiscsi-bin"),
     ("iscsi-test-cu", "libiscsi-bin"),
     ("istgt", "istgt"),
+    ("make", "make"),
     ("nbdkit", "nbdkit"),
     ("nsenter", "util-linux"),
     ("qemu-img", "qemu-utils"),
     ("qemu-io", "qemu-utils"),
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("setpriv", "util-linux"),
+    ("strip", "binutils"),
     ("tgt-admin", "tgt"),
     ("tgtadm", "tgt"),
     ("tgtd", "tgt"),
@@ -270,6 +273,13 @@ impl Daemon {
         kill_process(Pid::from_child(&self.child), Signal::TERM)
             .map_err(|source| system("send SIGTERM")(source.into()))?;
         self.wait(limit)
+    }
+
+    /// Kills it at once.
+    pub fn kill(&mut self) -> Result<(), ProcessError> {
+        self.child.kill().map_err(system("kill a program"))?;
+        self.child.wait().map_err(system("wait for a program"))?;
+        Ok(())
     }
 
     /// Waits for the end.

@@ -139,6 +139,22 @@ pub mod figure {
         LONGEST_MIGRATION_MS = "longest_migration_ms";
         /// Median of the differences of the I/Os per second before and during a migration, % of those before.
         SLOWDOWN_PERCENT = "slowdown_percent";
+        /// Median of the times until virtual machines were in a file, ms.
+        SUSPEND_MS = "suspend_ms";
+        /// Median of the times from the start of another process until virtual machines executed programs again, ms.
+        RESUME_MS = "resume_ms";
+        /// Median size of the files with virtual machines, KiB.
+        SUSPENDED_KIB = "suspended_kib";
+        /// Files of another host that a host finds, % of those that were written and made durable.
+        FILES_SEEN_PERCENT = "files_seen_percent";
+        /// Files that have their content after both hosts have unmounted the file system, % of those that were written.
+        FILES_KEPT_PERCENT = "files_kept_percent";
+        /// Lines with problems that a check of a file system prints.
+        FILE_SYSTEM_PROBLEMS = "file_system_problems";
+        /// Acknowledged blocks that a power failure of the server loses, %.
+        LOST_PERCENT = "lost_percent";
+        /// Growth of the server's page cache while it is written to, % of the bytes.
+        PAGE_CACHE_PERCENT = "page_cache_percent";
         /// Bytes that were sent and received on the network, % of the bytes that were to be copied.
         NETWORK_PERCENT = "network_percent";
         /// Time of a step or of a copy, ms.

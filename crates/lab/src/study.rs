@@ -254,12 +254,11 @@ fn load_with(
 /// Returns the report of a study with the threats to the validity of the run.
 pub fn report(study: &dyn Study, run: &Run) -> Report {
     let mut report = study.report(run);
-    if run.targets_under_test.iter().any(|name| *name == TargetUnderTest::Lio.to_string()) {
-        report.summary.push(
-            "lio runs in a guest with an emulated processor: its figures and its CPU time are not comparable with those of the \
-             other targets, and no ranking contains it."
-                .into(),
-        );
+    for name in run.targets_under_test.iter().filter(|name| TargetUnderTest::is_emulated(name)) {
+        report.summary.push(format!(
+            "{name} runs in a guest with an emulated processor: its figures and its CPU time are not comparable with those of \
+             targets outside of guests, and no ranking contains it."
+        ));
     }
     if let Some((sentence, section)) = validity::section(run) {
         report.summary.push(sentence);

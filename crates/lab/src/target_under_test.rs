@@ -8,10 +8,11 @@
 
 mod direct;
 pub mod istgt;
-mod lio;
+mod kernel;
 mod nbdkit;
 mod running;
 pub mod sarsen;
+mod scst;
 pub mod tgt;
 
 use std::fmt;
@@ -43,6 +44,8 @@ pub enum TargetUnderTest {
     Istgt,
     /// The target of the Linux kernel, in a guest.
     Lio,
+    /// SCST, whose modules the lab builds for the kernel of a guest.
+    Scst,
     /// nbdkit, which serves NBD.
     Nbdkit,
     /// An iSCSI target that the lab does not start. It serves one volume, with its existing size and cache mode.
@@ -96,6 +99,8 @@ pub struct Folders<'a> {
     pub volumes: &'a Path,
     /// The folder that keeps what guests boot from.
     pub guests: &'a Path,
+    /// The folder with the sources of SCST.
+    pub scst: Option<&'a Path>,
 }
 
 /// The stripes of a volume: consecutive chunks are on different devices. Each device is a file on the volume's medium.
@@ -241,9 +246,13 @@ impl TargetUnderTest {
     /// Whether the lab starts it, so that it serves only volumes of the lab.
     pub fn is_started_here(&self) -> bool {
         match self {
-            Self::Sarsen | Self::Tgt | Self::Istgt | Self::Lio | Self::Nbdkit | Self::Direct => {
-                true
-            }
+            Self::Sarsen
+            | Self::Tgt
+            | Self::Istgt
+            | Self::Lio
+            | Self::Scst
+            | Self::Nbdkit
+            | Self::Direct => true,
             Self::Iscsi(_) | Self::Nbd(_) | Self::DirectPath(_) => false,
         }
     }
@@ -256,6 +265,11 @@ impl TargetUnderTest {
     /// Whether it is the medium itself, without a protocol.
     pub const fn is_direct(&self) -> bool {
         matches!(self, Self::Direct | Self::DirectPath(_))
+    }
+
+    /// Whether a target with this name runs in a guest with an emulated processor, so that it is not comparable with others.
+    pub fn is_emulated(name: &str) -> bool {
+        [Self::Lio, Self::Scst].iter().any(|target| target.to_string() == name)
     }
 
     /// Whether initiators reach it only over the machine's own network.
@@ -310,9 +324,13 @@ impl TargetUnderTest {
             Self::Sarsen => with_images(all, &|images| sarsen::start(program, network, images)),
             Self::Tgt => with_images(tgt::takes, &|images| tgt::start(network, images)),
             Self::Istgt => with_images(istgt::takes, &|images| istgt::start(network, images, None)),
-            Self::Lio => {
-                with_images(lio::takes, &|images| lio::start(network, images, folders.guests))
-            }
+            Self::Lio => with_images(kernel::takes, &|images| {
+                kernel::start(network, images, folders.guests, &kernel::lio(images))
+            }),
+            Self::Scst => with_images(kernel::takes, &|images| {
+                let scst = scst::target(images, folders.scst, folders.guests)?;
+                kernel::start(network, images, folders.guests, &scst)
+            }),
             Self::Nbdkit => with_images(nbdkit::takes, &|images| nbdkit::start(network, images)),
             Self::Direct => with_images(direct::takes, &direct::start),
             Self::Iscsi(url) => self.elsewhere(volumes, |_| Endpoint::Iscsi(url.clone())),
@@ -383,6 +401,7 @@ impl fmt::Display for TargetUnderTest {
             Self::Tgt => f.write_str("tgt"),
             Self::Istgt => f.write_str("istgt"),
             Self::Lio => f.write_str("lio"),
+            Self::Scst => f.write_str("scst"),
             Self::Nbdkit => f.write_str("nbdkit"),
             Self::Iscsi(url) => write!(f, "{}", url.target),
             Self::Nbd(url) => url.fmt(f),
@@ -401,6 +420,7 @@ impl FromStr for TargetUnderTest {
             "tgt" => Self::Tgt,
             "istgt" => Self::Istgt,
             "lio" => Self::Lio,
+            "scst" => Self::Scst,
             "nbdkit" => Self::Nbdkit,
             "direct" => Self::Direct,
             _ => {
@@ -418,8 +438,8 @@ impl FromStr for TargetUnderTest {
 
 fn no_target_under_test(error: &dyn fmt::Display) -> String {
     format!(
-        "this is not a target under test ({error}); write sarsen, tgt, istgt, lio, nbdkit, \
-         direct, direct:PATH, iscsi://…, nbd://… or nbd+unix://…"
+        "this is not a target under test ({error}); write sarsen, tgt, istgt, lio, scst, \
+         nbdkit, direct, direct:PATH, iscsi://…, nbd://… or nbd+unix://…"
     )
 }
 
@@ -439,7 +459,7 @@ mod tests {
     }
 
     fn nowhere(volumes: &Path) -> Folders<'_> {
-        Folders { volumes, guests: Path::new("/nowhere") }
+        Folders { volumes, guests: Path::new("/nowhere"), scst: None }
     }
 
     fn start(
@@ -457,14 +477,15 @@ mod tests {
     #[test]
     fn names_are_read_as_they_are_written() {
         let url = "iscsi://host/iqn.2026-11.x:a/0";
-        for name in ["sarsen", "tgt", "istgt", "lio", "nbdkit", "direct", "direct:/dev/vdb"] {
+        for name in ["sarsen", "tgt", "istgt", "lio", "scst", "nbdkit", "direct", "direct:/dev/vdb"]
+        {
             assert_eq!(name.parse::<TargetUnderTest>().unwrap().to_string(), name);
         }
         for name in ["nbd://h:10809/e", "nbd+unix:///e?socket=/run/nbd.sock"] {
             assert_eq!(name.parse::<TargetUnderTest>().unwrap().to_string(), name);
         }
         assert_eq!(url.parse(), Ok(TargetUnderTest::Iscsi(url.parse().unwrap())));
-        let error = "scst".parse::<TargetUnderTest>().unwrap_err();
+        let error = "ietd".parse::<TargetUnderTest>().unwrap_err();
         assert!(error.contains("write sarsen, tgt"), "{error}");
         let error = "nbd://h:0/e".parse::<TargetUnderTest>().unwrap_err();
         assert!(error.contains("\"h:0\"") && error.contains("write sarsen, tgt"), "{error}");
@@ -491,7 +512,7 @@ mod tests {
     #[test]
     fn only_targets_with_stripes_get_striped_volumes() {
         let link = Network::build(&[LinkProfile::loopback()]).links()[0].clone();
-        for other in ["tgt", "istgt", "lio", "nbdkit", "direct"] {
+        for other in ["tgt", "istgt", "lio", "scst", "nbdkit", "direct"] {
             assert!(!other.parse::<TargetUnderTest>().unwrap().has_stripes(), "{other}");
             assert_eq!(start(other, &[striped("a")]).unwrap_err(), without_stripes(), "{other}");
         }

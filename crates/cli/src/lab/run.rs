@@ -64,6 +64,9 @@ pub(crate) struct Arguments {
     /// cache folder]
     #[arg(long, value_name = "FOLDER")]
     guests: Option<PathBuf>,
+    /// The folder with the sources of SCST, which Debian does not have, for the target scst.
+    #[arg(long, value_name = "FOLDER")]
+    scst: Option<PathBuf>,
     /// Seed of the pseudo-random choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -117,6 +120,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         only: arguments.only.clone(),
         resume: arguments.resume,
         guests: arguments.guests.clone().unwrap_or_else(guest::usual_cache),
+        scst: arguments.scst.clone(),
     };
     let archive = arguments.output.open()?;
     let mut progress = Progress::new();

@@ -68,6 +68,8 @@ const UNPACK_LIMIT: Duration = Duration::from_secs(120);
 pub(super) struct Base {
     pub(super) kernel: PathBuf,
     pub(super) archive: PathBuf,
+    /// Contains the release of the kernel.
+    release: PathBuf,
 }
 
 /// Returns the base of a recipe in the folder `cache`; builds it if it is missing or the recipe has changed.
@@ -78,7 +80,9 @@ pub(super) fn prepare(recipe: &Recipe, cache: &Path) -> Result<Base, GuestError>
     let path = folder.join("lock");
     let lock = File::create(&path).map_err(at(&path))?;
     lock.lock().map_err(at(&path))?;
-    let base = Base { kernel: folder.join("vmlinuz"), archive: folder.join("base.cpio") };
+    let [kernel, archive, release] =
+        ["vmlinuz", "base.cpio", "release"].map(|name| folder.join(name));
+    let base = Base { kernel, archive, release };
     let contents =
         format!("{VERSION} {KERNEL} {PACKAGES:?} {MODULES:?} {UNUSED_FOLDERS:?} {recipe:?}");
     let stamp = folder.join("recipe");
@@ -96,6 +100,44 @@ pub(super) fn prepare(recipe: &Recipe, cache: &Path) -> Result<Base, GuestError>
     Ok(base)
 }
 
+/// Returns the release of the kernel of a recipe's guests, which `uname -r` prints there.
+pub(crate) fn kernel_release(recipe: &Recipe, cache: &Path) -> Result<String, GuestError> {
+    let base = prepare(recipe, cache)?;
+    fs::read_to_string(&base.release).map_err(at(&base.release))
+}
+
+/// Downloads what is necessary to build modules for a kernel, and returns the folder for `make -C`. It is in the folder
+/// `work`.
+pub(crate) fn kernel_headers(release: &str, work: &Path) -> Result<PathBuf, GuestError> {
+    let apt_folder = work.join("headers-packages");
+    fs::create_dir(&apt_folder).map_err(at(&apt_folder))?;
+    let apt = Apt::new(&apt_folder)?;
+    let (common, flavour) = release.rsplit_once('-').unwrap_or((release, ""));
+    let mut download = apt.command("apt-get");
+    download.args(["-q", "download"]);
+    download.args([
+        format!("linux-headers-{common}-{flavour}"),
+        format!("linux-headers-{common}-common"),
+        format!("linux-kbuild-{common}"),
+    ]);
+    download.current_dir(apt_folder.join("archives"));
+    process::output(&mut download, APT_LIMIT)?;
+    let root = work.join("headers");
+    for package in apt.downloaded()? {
+        unpack(&package, &root)?;
+    }
+    let sources = root.join("usr/src");
+    let headers = sources.join(format!("linux-headers-{release}"));
+    // It names the place where the package is installed.
+    let makefile = headers.join("Makefile");
+    let common = sources.join(format!("linux-headers-{common}-common/Makefile"));
+    fs::write(&makefile, format!("include {}\n", common.display())).map_err(at(&makefile))?;
+    // Without it, no type information is built, which needs another program.
+    let kernel = headers.join("vmlinux");
+    fs::remove_file(&kernel).map_err(at(&kernel))?;
+    Ok(headers)
+}
+
 fn build(recipe: &Recipe, work: &Path, base: &Base) -> Result<(), GuestError> {
     let apt = Apt::new(work)?;
     apt.download(recipe)?;
@@ -110,6 +152,7 @@ fn build(recipe: &Recipe, work: &Path, base: &Base) -> Result<(), GuestError> {
         }
     }
     let version = only_name(&kernel_root.join("lib/modules"))?;
+    fs::write(&base.release, &version).map_err(at(&base.release))?;
     let kernel = kernel_root.join(format!("boot/vmlinuz-{version}"));
     fs::copy(&kernel, &base.kernel).map_err(at(&kernel))?;
     let modules = Modules::below(&kernel_root.join("lib/modules").join(version))?;

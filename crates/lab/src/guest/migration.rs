@@ -1,11 +1,14 @@
-//! Live migration: a guest moves to another process while it runs.
+//! Live migration: a guest moves to another process while it runs. Suspension: it moves to a file, and from there to another
+//! process.
 
 use std::io::{self, ErrorKind};
 use std::time::Duration;
 
-use serde_json::Value;
+use sarsen_io::time::now;
+use serde_json::{Value, json};
 
 use super::disk::DiskForm;
+use super::monitor::socket;
 use super::{Guest, GuestError, GuestSpec};
 
 /// The socket in the folder of a guest at which it is received.
@@ -21,6 +24,17 @@ pub struct Migration {
     pub downtime: Duration,
     /// From the beginning to the end.
     pub total: Duration,
+}
+
+/// The times of a suspension.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Suspension {
+    /// From the command to stop until the guest was in a file.
+    pub suspend: Duration,
+    /// From the start of another process until the guest executed a script again.
+    pub resume: Duration,
+    /// Size of the file.
+    pub bytes: u64,
 }
 
 impl Migration {
@@ -39,6 +53,19 @@ impl Guest {
         spec: &GuestSpec,
         (form, node): (DiskForm, &Value),
     ) -> Result<Self, GuestError> {
+        let receiver = self.prepared(spec, (form, node))?;
+        let socket = socket(&receiver.folder.path().join(INCOMING));
+        let waits = receiver.monitor().and_then(|mut monitor| monitor.receive(&socket));
+        waits.map_err(self.hypervisor_error())?;
+        Ok(receiver)
+    }
+
+    /// Starts a process of the hypervisor that does not wait for a guest yet.
+    fn prepared(
+        &self,
+        spec: &GuestSpec,
+        (form, node): (DiskForm, &Value),
+    ) -> Result<Self, GuestError> {
         let spec = spec.clone().arguments(&["-incoming", "defer"]);
         let mut receiver = Self::start(&self.name, &spec)?;
         receiver.accept_agent()?;
@@ -53,15 +80,12 @@ impl Guest {
             Err(error) => Err(receiver.hypervisor_error()(error)),
         })?;
         receiver.plug(form, node)?;
-        let socket = receiver.folder.path().join(INCOMING);
-        let waits = receiver.monitor().and_then(|mut monitor| monitor.receive(&socket));
-        waits.map_err(self.hypervisor_error())?;
         Ok(receiver)
     }
 
     /// Moves the running guest to the process that waits for it, and ends the one that it has left.
     pub fn migrate(&mut self, receiver: Self) -> Result<Migration, GuestError> {
-        let socket = receiver.folder.path().join(INCOMING);
+        let socket = socket(&receiver.folder.path().join(INCOMING));
         let said = self.monitor().and_then(|mut monitor| monitor.migrate(&socket));
         let said = said.map_err(self.hypervisor_error())?;
         let migration = Migration::of(&said).ok_or_else(|| {
@@ -69,5 +93,50 @@ impl Guest {
         });
         *self = receiver;
         migration
+    }
+
+    /// Writes the running guest to a file, ends its process, and continues the guest in another one with the same disk.
+    pub fn suspend(
+        &mut self,
+        spec: &GuestSpec,
+        (form, node): (DiskForm, &Value),
+    ) -> Result<Suspension, GuestError> {
+        let folder = super::private_folder()?;
+        let file = folder.path().join("suspended");
+        // Its name consists of characters that a shell does not interpret.
+        let (to, from) =
+            (format!("exec:cat >{}", file.display()), format!("exec:cat {}", file.display()));
+        let begun = now();
+        let stopped = self.monitor().and_then(|mut monitor| {
+            monitor.execute("stop", &json!({}))?;
+            monitor.migrate(&to)
+        });
+        stopped.map_err(self.hypervisor_error())?;
+        let suspend = now() - begun;
+        let bytes = std::fs::metadata(&file).map_err(super::at(&file))?.len();
+        // Its session ends before the next one begins.
+        self.cut_power()?;
+
+        let begun = now();
+        let other = self.prepared(spec, (form, node))?;
+        let error = other.hypervisor_error();
+        let received = other.monitor().and_then(|mut monitor| monitor.receive(&from));
+        received.map_err(&error)?;
+        other.daemon.wait_until(LIMIT, || {
+            let said = other.monitor().and_then(|mut monitor| monitor.query("query-migrate"));
+            let said = said.map_err(&error)?;
+            match said["status"].as_str() {
+                Some("completed") => Ok(true),
+                Some("failed") => Err(error(io::Error::other(said.to_string()))),
+                _ => Ok(false),
+            }
+        })?;
+        // It was stopped when it was written.
+        let continued = other.monitor().and_then(|mut monitor| monitor.execute("cont", &json!({})));
+        continued.map_err(&error)?;
+        drop(error);
+        *self = other;
+        self.run("true\n", LIMIT)?;
+        Ok(Suspension { suspend, resume: now() - begun, bytes })
     }
 }

@@ -17,8 +17,8 @@ const BANDWIDTH: u64 = 1 << 40;
 const COMPLETED: &str = "completed";
 
 /// Returns QEMU's address of a socket.
-fn address(socket: &Path) -> String {
-    format!("unix:{}", socket.display())
+pub(super) fn socket(path: &Path) -> String {
+    format!("unix:{}", path.display())
 }
 
 /// A connection to the hypervisor of a guest.
@@ -49,9 +49,9 @@ impl Monitor {
         self.execute_with_event(command, &json!({}), None)
     }
 
-    /// Moves the machine to another process, which waits for it at this socket, and waits until it has moved. Returns what
-    /// QEMU says of the migration.
-    pub(super) fn migrate(&mut self, socket: &Path) -> io::Result<Value> {
+    /// Moves the machine to the process or the file at this address, and waits until it has moved. Returns what QEMU says of
+    /// the migration.
+    pub(super) fn migrate(&mut self, address: &str) -> io::Result<Value> {
         let events = json!([{ "capability": "events", "state": true }]);
         self.execute("migrate-set-capabilities", &json!({ "capabilities": events }))?;
         let unlimited = json!({ "max-bandwidth": BANDWIDTH });
@@ -60,7 +60,7 @@ impl Monitor {
             message["event"] == "MIGRATION"
                 && [COMPLETED, "failed"].iter().any(|end| message["data"]["status"] == *end)
         };
-        let place = json!({ "uri": address(socket) });
+        let place = json!({ "uri": address });
         self.execute_with_event("migrate", &place, Some(&is_over))?;
         let mut said = self.query("query-migrate")?;
         // It knows its times a moment after its end.
@@ -78,9 +78,9 @@ impl Monitor {
         Err(io::Error::other(format!("the migration failed: {reason}")))
     }
 
-    /// Lets a machine that was started for it receive another one at this socket.
-    pub(super) fn receive(&mut self, socket: &Path) -> io::Result<()> {
-        self.execute("migrate-incoming", &json!({ "uri": address(socket) }))
+    /// Lets a machine that was started for it receive another one at this address.
+    pub(super) fn receive(&mut self, address: &str) -> io::Result<()> {
+        self.execute("migrate-incoming", &json!({ "uri": address }))
     }
 
     /// Removes a device, and waits until the guest has released it.

@@ -62,11 +62,13 @@ fresh_file_system() {
 mount_local() { fresh_file_system "$(own_disk 1)"; }
 mount_cached() { fresh_file_system "$(own_disk 4)"; }
 
-# iSCSI: by this program, by the kernel's target, by tgt.
+# iSCSI: by this program, with the cache mode CACHE, or none, or from RAM bytes of memory; by the kernel's target; by tgt.
 serve_sarsen() {
     set -- "$1" /sarsen serve --listen "$SERVER:3260"
     for number in $(numbers "$1"); do
-        set -- "$@" --volume "disk$number=file:$(own_disk "$number"),cache=none"
+        backing=file:$(own_disk "$number"),cache=${CACHE:-none}
+        [ -z "${RAM:-}" ] || backing=ram:$RAM
+        set -- "$@" --volume "disk$number=$backing"
     done
     shift
     begin "$@"

@@ -286,11 +286,8 @@ mod tests {
     #[test]
     fn a_link_that_was_not_made_has_none() {
         let place = Network::build(&[]);
-        let link = Link {
-            profile: LinkProfile::plain("jumbo", 9000),
-            address: Err("not allowed".into()),
-            guest_address: None,
-        };
+        let link =
+            Link { profile: LinkProfile::plain("jumbo", 9000), address: Err("not allowed".into()) };
         let error = network(&place, &link, Duration::from_millis(1)).unwrap_err();
         assert_eq!(error.to_string(), "the network link was not created: not allowed");
     }

@@ -114,6 +114,19 @@ impl LoadResult {
             .then(|| format!("{} I/Os failed, the first one with {first}", self.errors))
     }
 
+    /// Returns the number of blocks that were read again and had the content that was written. A failed I/O, another content,
+    /// or no comparison is an error.
+    pub fn verified(&self) -> Result<u64, String> {
+        if let Some(failure) = self.failure() {
+            return Err(failure);
+        }
+        match self.mismatches {
+            Some(0) => Ok(self.verified_blocks.unwrap_or_default()),
+            Some(count) => Err(format!("{count} blocks differed from what was written")),
+            None => Err("no block was compared".into()),
+        }
+    }
+
     /// Returns the result in the form that a record stores.
     pub fn measures(&self) -> Measures {
         let figures = [

@@ -1,15 +1,18 @@
-//! Network cards of a guest on a side of the network: one for each link, with an address of its own.
+//! Network cards of guests on a side of the network: one for each link, with an address of its own.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use super::sides::{self, LinkEnd, PREFIX_LENGTH, Sides};
 use super::{LinkProfile, Network, TAP_QUEUE_FRAMES};
 
-/// The numbers of the addresses of a guest, and of its host, within a network.
+/// The numbers of the addresses of the first guest, and of its host, within a network.
 const GUEST: u8 = 3;
 const HOST: u8 = 1;
+/// Maximum number of guests on a side: the network of a link has no more addresses.
+const GUESTS_MAX: u8 = 4;
 /// Maximum MTU of a TAP device: a frame has 65535 bytes with its header.
 const TAP_MTU_MAX: u32 = 65521;
 /// The first file descriptor of QEMU for a macvtap device, and their number: shells have no others with one digit.
@@ -35,20 +38,40 @@ pub enum Attachment {
     UserNetwork,
 }
 
-/// Returns the address of a guest that is attached to a link; `None` if it has none that the initiator reaches.
-pub(super) fn guest_address(index: usize, profile: &LinkProfile) -> Option<IpAddr> {
-    match profile.attachment {
-        _ if profile.has_switch => Some(sides::address(index, GUEST).into()),
-        Attachment::Routed => Some(routed(GuestSide::Targets, index, GUEST).into()),
-        Attachment::Macvtap => Some(sides::address(index, GUEST).into()),
-        Attachment::UserNetwork => None,
+/// Returns an address of the network between a side and its guest of a number.
+fn routed(side: GuestSide, index: usize, number: u8, last: u8) -> Ipv4Addr {
+    let networks = sides::guests(index, side == GuestSide::Initiator);
+    let each = 1 << (32 - PREFIX_LENGTH);
+    Ipv4Addr::from_bits(networks.to_bits() + u32::from(number) * each + u32::from(last))
+}
+
+/// The numbers of the guests of a side, a bit each.
+#[derive(Clone, Debug, Default)]
+pub(super) struct GuestNumbers(Arc<AtomicU8>);
+
+impl GuestNumbers {
+    fn take(&self) -> Option<GuestNumber> {
+        let is_free = |taken: u8, number: u8| taken & (1 << number) == 0;
+        let mut number = 0;
+        let taken = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |taken| {
+            number = (0..GUESTS_MAX).find(|number| is_free(taken, *number))?;
+            Some(taken | (1 << number))
+        });
+        taken.ok().map(|_| GuestNumber { number, of: self.clone() })
     }
 }
 
-/// Returns an address of the network between a side and its guest.
-fn routed(side: GuestSide, index: usize, number: u8) -> Ipv4Addr {
-    let network = sides::guests(index, side == GuestSide::Initiator);
-    Ipv4Addr::from_bits(network.to_bits() + u32::from(number))
+/// A number that no other guest of a side has until this is dropped.
+#[derive(Debug)]
+struct GuestNumber {
+    number: u8,
+    of: GuestNumbers,
+}
+
+impl Drop for GuestNumber {
+    fn drop(&mut self) {
+        self.of.0.fetch_and(!(1 << self.number), Ordering::AcqRel);
+    }
 }
 
 /// The network cards of a guest. The interfaces to which they belong are removed when this is dropped.
@@ -59,10 +82,14 @@ pub struct GuestCards {
     refused: Vec<(String, String)>,
     /// The words before a command on the side of the guest.
     prefix: Vec<String>,
+    /// After the interfaces in drop order.
+    _number: GuestNumber,
 }
 
 #[derive(Debug)]
 struct Card {
+    /// The name of the link.
+    link: String,
     /// The interface of the side.
     interface: String,
     ethernet: String,
@@ -124,6 +151,11 @@ impl GuestCards {
         lines.collect()
     }
 
+    /// Returns the guest's address on a link; `None` if only ports of its side lead to it.
+    pub fn address(&self, link: &str) -> Option<Ipv4Addr> {
+        self.cards.iter().find(|card| card.link == link).map(|card| card.address)
+    }
+
     /// Returns why a link has no card.
     pub fn refusal(&self, link: &str) -> Option<&str> {
         self.refused.iter().find(|(name, _)| name == link).map(|(_, reason)| reason.as_str())
@@ -140,23 +172,29 @@ impl Drop for GuestCards {
 }
 
 impl Network {
-    /// Creates the network cards of a guest, at most one guest of each side at a time. There are none without namespaces, and
-    /// none on the targets' side for links with [`Attachment::UserNetwork`].
+    /// Creates the network cards of a guest. There are none without namespaces, and none on the targets' side for links with
+    /// [`Attachment::UserNetwork`].
     pub fn guest_cards(&self, side: GuestSide) -> Result<GuestCards, String> {
-        let prefix = match side {
-            GuestSide::Targets => self.target_command_prefix(),
-            GuestSide::Initiator => self.initiator_command_prefix(),
+        let [targets, initiator] = &self.guest_numbers;
+        let (prefix, numbers) = match side {
+            GuestSide::Targets => (self.target_command_prefix(), targets),
+            GuestSide::Initiator => (self.initiator_command_prefix(), initiator),
         };
         let prefix = prefix.to_vec();
-        let mut cards = GuestCards { cards: Vec::new(), refused: Vec::new(), prefix };
+        let number = numbers.take();
+        let number =
+            number.ok_or(format!("a side of the network has at most {GUESTS_MAX} guests"))?;
+        let place = (side, number.number);
+        let mut cards =
+            GuestCards { cards: Vec::new(), refused: Vec::new(), prefix, _number: number };
         let Some(sides) = &self.sides else { return Ok(cards) };
         let present = self.links.iter().enumerate().filter(|(_, link)| link.address.is_ok());
         for (index, link) in present {
-            match card(sides, side, index, &link.profile) {
+            match card(sides, place, index, &link.profile) {
                 Ok(card) => cards.cards.extend(card),
                 Err(reason) => {
                     // Without a part of its settings, the interface is useless.
-                    let remove = format!("link del {}\n", interface(index));
+                    let remove = format!("link del {}\n", interface(place.1, index));
                     let _ = sides::batch(&cards.prefix, "ip", &remove);
                     cards.refused.push((link.profile.name.clone(), reason));
                 }
@@ -170,22 +208,22 @@ impl Network {
     }
 }
 
-/// Returns the name of the interface for a card.
-fn interface(index: usize) -> String {
-    format!("guest{index}")
+/// Returns the name of the interface for a card of the guest of a number.
+fn interface(number: u8, index: usize) -> String {
+    format!("guest{number}-{index}")
 }
 
 /// Creates the interface for a card of a link.
 fn card(
     sides: &Sides,
-    side: GuestSide,
+    (side, number): (GuestSide, u8),
     index: usize,
     profile: &LinkProfile,
 ) -> Result<Option<Card>, String> {
     let [target, initiator] = sides::ends(index);
     let LinkEnd { interface: link, .. } = target;
-    let interface = interface(index);
-    let ethernet = sides::ethernet(index, GUEST);
+    let interface = interface(number, index);
+    let ethernet = sides::ethernet(index, GUEST + number);
     let mtu = profile.mtu.min(TAP_MTU_MAX);
     let tap = format!(
         "tuntap add dev {interface} mode tap vnet_hdr\n\
@@ -193,10 +231,11 @@ fn card(
     );
     let neighbour = format!("lladdr {ethernet} nud permanent");
     let mut card = Card {
+        link: profile.name.clone(),
         interface: interface.clone(),
         ethernet: ethernet.clone(),
         mtu,
-        address: sides::address(index, GUEST),
+        address: sides::address(index, GUEST + number),
         route: None,
         device: None,
     };
@@ -206,12 +245,12 @@ fn card(
             sides.targets.ip(&format!("{tap} master {switch} up\n"))?;
         }
         Attachment::Macvtap if side == GuestSide::Targets => {
-            let number = device_number();
+            let device = device_number();
             sides.targets.ip(&format!(
-                "link add link {link} index {number} name {interface} type macvtap mode bridge\n\
+                "link add link {link} index {device} name {interface} type macvtap mode bridge\n\
                  link set dev {interface} address {ethernet} mtu {mtu} addrgenmode none up\n"
             ))?;
-            let device = format!("/dev/tap{number}");
+            let device = format!("/dev/tap{device}");
             if !Path::new(&device).exists() {
                 return Err(format!("the system has created no device {device} for macvtap"));
             }
@@ -223,7 +262,7 @@ fn card(
                 GuestSide::Targets => &sides.targets,
                 GuestSide::Initiator => &sides.initiator,
             };
-            let [host, guest] = [HOST, GUEST].map(|number| routed(side, index, number));
+            let [host, guest] = [HOST, GUEST].map(|last| routed(side, index, number, last));
             here.ip(&format!(
                 "{tap}\n\
                  address add {host}/{PREFIX_LENGTH} dev {interface}\n\

@@ -12,6 +12,8 @@ pub(super) const LINKS_MAX: usize = 256;
 
 /// Length of the common prefix of the addresses of a link: the two sides and a guest have one each.
 pub(super) const PREFIX_LENGTH: u8 = 29;
+/// That of the networks of all guests of a side on a link.
+const GUESTS_PREFIX_LENGTH: u8 = 25;
 
 /// A side of the network.
 #[derive(Debug)]
@@ -34,7 +36,7 @@ pub(super) struct LinkEnd {
     ethernet: String,
     peer: Ipv4Addr,
     peer_ethernet: String,
-    /// The network of a guest on the other side, to which that side forwards packets.
+    /// The networks of guests on the other side, to which that side forwards packets.
     peer_guests: Ipv4Addr,
 }
 
@@ -188,10 +190,10 @@ pub(super) fn ends(index: usize) -> [LinkEnd; 2] {
     })
 }
 
-/// Returns the network of a guest that is on the initiator's side or on that of the targets. RFC 2544 reserves this range,
+/// Returns the networks of guests that are on the initiator's side or on that of the targets. RFC 2544 reserves this range,
 /// too.
 pub(super) fn guests(index: usize, is_initiator: bool) -> Ipv4Addr {
-    Ipv4Addr::new(198, 19, third(index), if is_initiator { 8 } else { 0 })
+    Ipv4Addr::new(198, 19, third(index), if is_initiator { 128 } else { 0 })
 }
 
 /// Returns the address with this last byte on a link.
@@ -231,7 +233,7 @@ impl LinkEnd {
         let Self { interface, peer, peer_ethernet, peer_guests, .. } = self;
         format!(
             "neighbour replace {peer} lladdr {peer_ethernet} dev {interface} nud permanent\n\
-             route replace {peer_guests}/{PREFIX_LENGTH} via {peer} dev {interface}\n"
+             route replace {peer_guests}/{GUESTS_PREFIX_LENGTH} via {peer} dev {interface}\n"
         )
     }
 }

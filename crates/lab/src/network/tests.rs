@@ -278,18 +278,6 @@ fn a_guest_has_a_card_for_each_link_until_it_ends() {
         LinkProfile::loopback(),
     ];
     let Some(network) = apart(&profiles) else { return };
-    let guests: Vec<_> = network.links().iter().map(|link| link.guest_address).collect();
-    let address = |text: &str| Some(text.parse::<IpAddr>().unwrap());
-    assert_eq!(
-        guests,
-        [
-            address("198.19.0.3"),
-            address("198.18.1.3"),
-            address("198.18.2.3"),
-            None,
-            address("198.19.4.3")
-        ]
-    );
     let interfaces = || {
         let prefix = network.target_command_prefix();
         let mut command = Command::new(&prefix[0]);
@@ -307,13 +295,28 @@ fn a_guest_has_a_card_for_each_link_until_it_ends() {
         let opened = cards.command_prefix().iter().any(|word| word.contains("3<>/dev/tap"));
         assert_eq!(opened, has_macvtap);
         assert!(cards.script().contains("ip route add 198.18.0.0/29 via 198.19.0.1"));
+        let addresses = |cards: &GuestCards| {
+            ["routed", "bridge", "user", "loopback"]
+                .map(|link| cards.address(link).map(|address| address.to_string()))
+        };
+        let at = |address: &str| Some(address.to_owned());
+        let first = [at("198.19.0.3"), at("198.18.1.3"), None, at("198.19.4.3")];
+        assert_eq!(addresses(&cards), first);
+        // Another guest of this side has its own.
+        let second = network.guest_cards(GuestSide::Targets).unwrap();
+        let own = [at("198.19.0.11"), at("198.18.1.4"), None, at("198.19.4.11")];
+        assert_eq!((addresses(&second), interfaces()), (own, 2 * count));
         drop(cards);
+        assert_eq!(interfaces(), count);
+        let again = network.guest_cards(GuestSide::Targets).unwrap();
+        assert_eq!(addresses(&again), first);
+        drop((second, again));
         assert_eq!(interfaces(), 0);
     }
     // A guest on the other side has a routed card for each.
     let script = network.guest_cards(GuestSide::Initiator).unwrap().script();
-    assert!(script.contains("ip route add 198.18.3.0/29 via 198.19.3.9"), "{script}");
-    assert!(script.contains("ip address add 198.19.1.11/29"), "{script}");
+    assert!(script.contains("ip route add 198.18.3.0/29 via 198.19.3.129"), "{script}");
+    assert!(script.contains("ip address add 198.19.1.131/29"), "{script}");
 }
 
 /// Environment variable of the process that creates a network and is killed with it.

@@ -9,15 +9,19 @@
 mod attachments;
 mod disks;
 mod migration;
+mod power_failure;
 mod report;
 #[cfg(test)]
 mod tests;
+mod two_hosts;
 
 use std::time::Duration;
 
 use sarsen_node::stores::CacheMode;
 
-use super::{Choices, Initiator, Measurement, Plan, Point, Study, features, load_for, recovery};
+use super::{
+    Choices, GuestPlan, Initiator, Measurement, Plan, Point, Study, features, load_for, recovery,
+};
 use crate::access::AccessPattern;
 use crate::multipath::{self, Fault, PathUse, Timers};
 use crate::network::LinkProfile;
@@ -98,6 +102,8 @@ const LOADS: [(&str, AccessPattern); 2] = [
     ),
 ];
 
+/// Size of the disks of guests.
+const GUEST_DISK_BYTES: u64 = 256 << 20;
 /// The shortest measurement over a faulty line: several connections must be closed.
 const RECOVERY_SHORTEST: Duration = Duration::from_millis(250);
 
@@ -123,8 +129,10 @@ impl Study for Aravindan {
                 TargetUnderTest::Istgt,
                 TargetUnderTest::Direct,
             ];
-            // Its guest takes too long for a quick run.
-            targets.extend((choices.scale == Scale::Full).then_some(TargetUnderTest::Lio));
+            // Their guests take too long for a quick run.
+            if choices.scale == Scale::Full {
+                targets.extend([TargetUnderTest::Lio, TargetUnderTest::Scst]);
+            }
             targets
         } else {
             choices.targets_under_test.clone()
@@ -185,6 +193,7 @@ impl Study for Aravindan {
         // A migration takes too long for a quick run.
         if choices.scale == Scale::Full {
             points.push(migration::point(&targets_under_test[0], MIGRATIONS.div_ceil(REPETITIONS)));
+            points.extend(power_failure::points());
         }
         let rounds = match choices.scale {
             Scale::Quick => 1,
@@ -220,7 +229,13 @@ impl Study for Aravindan {
             targets_under_test,
             limits: true,
             points,
-            guests: None,
+            // They take too long for a quick run.
+            guests: (choices.scale == Scale::Full).then(|| GuestPlan {
+                disk_bytes: GUEST_DISK_BYTES,
+                commands: Vec::new(),
+                points: two_hosts::points(),
+                repetitions: REPETITIONS,
+            }),
             joint_volumes: Vec::new(),
             repetitions: REPETITIONS,
         }

@@ -13,7 +13,7 @@ use crate::record::{Labels, Outcome};
 use crate::target_under_test::{TargetUnderTestError, sarsen};
 
 /// What servers and clients contain.
-const RECIPE: Recipe = Recipe {
+pub(super) const RECIPE: Recipe = Recipe {
     name: "studies",
     packages: &[
         "bonnie++",
@@ -49,6 +49,8 @@ const RECIPE: Recipe = Recipe {
 };
 /// Maximum duration of the set-up of storage, and of its end. Emulation is slow.
 const STORAGE_LIMIT: Duration = Duration::from_secs(120);
+/// Maximum number of clients that are booted before a measurement needs them. Idle guests would disturb the others.
+const IDLE_CLIENTS_MAX: usize = 3;
 /// The files of a guest are in its memory, and may use half of it.
 const MEMORY_MIB: u32 = 768;
 
@@ -178,14 +180,19 @@ impl<'a> Guests<'a> {
         Self { plan, cache, folder, booted: None, refused: None }
     }
 
-    /// Measures a point. The guests are booted at the first one, and again after a failure, whose remains could affect the
-    /// next one.
+    /// Measures a point. The guests are booted at the first one, again after a failure, whose remains could affect the next
+    /// one, and again if a point needs another number of many clients.
     pub(super) fn measure(&mut self, point: &GuestPoint) -> Vec<(Labels, Outcome)> {
         let of_all = |outcome: Outcome| vec![(point.labels.clone(), outcome)];
         if let Some(reason) = &self.refused {
             return of_all(reason.clone().into());
         }
-        let group = match self.booted.take().map_or_else(|| self.boot(), Ok) {
+        let clients = match point.clients {
+            many if many > IDLE_CLIENTS_MAX => many,
+            _ => self.plan.clients().min(IDLE_CLIENTS_MAX),
+        };
+        let booted = self.booted.take().filter(|group| group.clients().len() == clients);
+        let group = match booted.map_or_else(|| self.boot(clients), Ok) {
             Ok(group) => group,
             Err(reason) => {
                 self.refused = Some(reason.clone());
@@ -212,14 +219,14 @@ impl<'a> Guests<'a> {
         self.booted = None;
     }
 
-    fn boot(&self) -> Result<Group, TargetUnderTestError> {
+    fn boot(&self, clients: usize) -> Result<Group, TargetUnderTestError> {
         let program = sarsen::own_program()?;
         let start = || {
             let small = guest::small_program(&program, self.folder)?;
             let guest = GuestSpec::new(&RECIPE, self.cache, MEMORY_MIB)
                 .storage(SERVER)
                 .file("sarsen", &small);
-            Group::start(&guest, &guest, self.plan.clients(), self.plan.disk_bytes, self.folder)
+            Group::start(&guest, &guest, clients, self.plan.disk_bytes, self.folder)
         };
         Ok(start()?)
     }
@@ -229,7 +236,7 @@ impl fmt::Display for GuestPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "a server and its clients ({}): virtual machines with one emulated processor, {MEMORY_MIB} MiB of memory and four \
+            "a server and its clients (up to {}): virtual machines with one emulated processor, {MEMORY_MIB} MiB of memory and four \
              disks of {} bytes each; bridge of the server, MTU 1500; cells: {} of {} repetitions each",
             self.clients(),
             self.disk_bytes,

@@ -8,6 +8,7 @@
 //! stored as samples, as in all other studies; [`crate::bonnie`] parses them.
 
 mod findings;
+mod other_tool;
 mod roles;
 mod setups;
 mod table;
@@ -88,8 +89,13 @@ impl Study for Lunden {
                     .iter()
                     .filter(|setup| choices.scale == Scale::Full || !setup.only_full)
                     .map(|setup| setups::point(setup, size))
-                    // It takes too long for a quick run.
-                    .chain((choices.scale == Scale::Full).then(roles::point))
+                    // They take too long for a quick run.
+                    .chain(
+                        (choices.scale == Scale::Full)
+                            .then(|| other_tool::points().chain([roles::point()]))
+                            .into_iter()
+                            .flatten(),
+                    )
                     .collect(),
                 repetitions,
             }),

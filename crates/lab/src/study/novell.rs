@@ -8,6 +8,7 @@
 mod block_cost;
 mod effects;
 mod initiators;
+mod kernel_files;
 mod negotiation;
 mod report;
 mod stripes;
@@ -105,7 +106,8 @@ impl Study for Novell {
             targets_under_test,
             limits: true,
             points,
-            guests: None,
+            // They take too long for a quick run.
+            guests: (choices.scale == Scale::Full).then(|| kernel_files::plan(REPETITIONS)),
             joint_volumes: Vec::new(),
             repetitions: REPETITIONS,
         }

@@ -40,6 +40,8 @@ pub struct Settings {
     pub resume: bool,
     /// The folder that keeps what guests boot from.
     pub guests: PathBuf,
+    /// The folder with the sources of SCST.
+    pub scst: Option<PathBuf>,
 }
 
 /// An observer of a run.
@@ -132,7 +134,11 @@ pub fn run(
     if !plan.links.is_empty() {
         run.setting.network = network.notes().to_vec();
     }
-    let folders = Folders { volumes: folder.path(), guests: &settings.guests };
+    let folders = Folders {
+        volumes: folder.path(),
+        guests: &settings.guests,
+        scst: settings.scst.as_deref(),
+    };
     let mut context = RunContext {
         plan: &plan,
         choices,

@@ -10,6 +10,7 @@ mod alignment;
 mod clones;
 mod frame_sizes;
 mod initiators;
+mod suspension;
 #[cfg(test)]
 mod tests;
 mod virtual_machine;
@@ -70,8 +71,10 @@ impl Study for Trinkle {
         let targets_under_test = if choices.targets_under_test.is_empty() {
             let mut targets =
                 vec![TargetUnderTest::Sarsen, TargetUnderTest::Tgt, TargetUnderTest::Istgt];
-            // Its guest takes too long for a quick run.
-            targets.extend((choices.scale == Scale::Full).then_some(TargetUnderTest::Lio));
+            // Their guests take too long for a quick run.
+            if choices.scale == Scale::Full {
+                targets.extend([TargetUnderTest::Lio, TargetUnderTest::Scst]);
+            }
             targets
         } else {
             choices.targets_under_test.clone()
@@ -148,6 +151,10 @@ impl Study for Trinkle {
             let of = &targets_under_test[..count];
             points.extend(clones::points(of, link, VOLUME, choices.scale));
         }
+        // It takes too long for a quick run.
+        if let (Scale::Full, Some(link)) = (choices.scale, links.first()) {
+            points.push(suspension::point(&targets_under_test[0], link, VOLUME));
+        }
         volumes.retain(|volume| points.iter().any(|point| point.volume == volume.name));
         Plan {
             links,
@@ -174,6 +181,7 @@ impl Study for Trinkle {
         sections.extend(features::section(run, THEIR_FEATURES));
         sections.extend(frame_sizes::section(run));
         sections.extend(clones::section(run));
+        sections.extend(suspension::section(run));
         sections.extend(alignment::section(run));
         sections.push(every_run(run));
         sections.push(theirs());
@@ -263,12 +271,10 @@ fn leaders(run: &Run) -> Vec<Leader<'_>> {
     for mtu in run.values(MTU) {
         for test in tests() {
             let figures = |target| run.figures(&labels(target, mtu, test), metric(test).0);
-            // Its processor is emulated.
-            let lio = TargetUnderTest::Lio.to_string();
             let mut ranked: Vec<_> = run
                 .values(TARGET)
                 .into_iter()
-                .filter(|target| *target != lio)
+                .filter(|target| !TargetUnderTest::is_emulated(target))
                 .filter_map(|target| {
                     let values = figures(target);
                     Summary::of(&values).map(|summary| (target, summary.mean, values))
@@ -358,20 +364,31 @@ fn charts(run: &Run) -> Section {
 
 /// Returns the section in the layout of the thesis's table 4.3: the differences between the targets.
 fn between_targets(run: &Run) -> Section {
-    let targets = run.values(TARGET);
     let mut blocks = Vec::new();
-    let Some((first, others)) = targets.split_first() else {
-        return Section { heading: "Differences between targets".into(), blocks };
+    // Each of a group against the first one: targets in guests are not comparable with others.
+    let (emulated, others): (Vec<&str>, Vec<&str>) =
+        run.values(TARGET).into_iter().partition(|target| TargetUnderTest::is_emulated(target));
+    let of_group = |group: Vec<&str>| match group.split_first() {
+        Some((&first, rest)) => {
+            rest.iter().map(|&other| (first.to_owned(), other.to_owned())).collect()
+        }
+        None => Vec::new(),
     };
+    let pairs = [of_group(others), of_group(emulated)].concat();
+    if pairs.is_empty() {
+        return Section { heading: "Differences between targets".into(), blocks };
+    }
     for mtu in run.values(MTU) {
         let mut columns = vec!["Test".to_owned()];
-        columns.extend(others.iter().map(|target| format!("{first} against {target}")));
+        columns.extend(pairs.iter().map(|(first, other)| format!("{first} against {other}")));
         columns.extend(THEIRS[1..].iter().map(|target| format!("IET against {target} (2013)")));
         let rows = tests().map(|test| {
             let figure = metric(test).0;
             let values = |target: &str| run.figures(&labels(target, mtu, test), figure);
             let mut row = vec![layout::text(test)];
-            row.extend(others.iter().map(|other| layout::change(&values(other), &values(first))));
+            row.extend(
+                pairs.iter().map(|(first, other)| layout::change(&values(other), &values(first))),
+            );
             let mean = |target| published_mean(target, mtu, test);
             row.extend(THEIRS[1..].iter().map(|other| {
                 let pair = mean(other).zip(mean(THEIRS[0]));

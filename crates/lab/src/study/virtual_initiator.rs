@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::outcome;
 use crate::fio::Amount;
-use crate::guest::{self, DiskForm, Guest, GuestError, GuestSpec, Migration, Recipe};
+use crate::guest::{self, DiskForm, Guest, GuestError, GuestSpec, Migration, Recipe, Suspension};
 use crate::load::{Endpoint, LoadOptions, LoadResult};
 use crate::network::Network;
 use crate::record::{Measures, Outcome};
@@ -131,16 +131,42 @@ impl VirtualInitiator {
         &self,
         options: &LoadOptions,
         form: DiskForm,
-        (before, rounds): (Duration, u32),
+        before_and_rounds: (Duration, u32),
     ) -> Result<Vec<(Migration, LoadResult)>, String> {
+        // The receiver is ready before the load begins, whose series shows the migration alone.
+        let prepare = |guest: &Guest, node: &Value| guest.receiver(&self.spec, (form, node));
+        let migrate = |guest: &mut Guest, receiver, _: &Value| guest.migrate(receiver);
+        self.under_load(options, form, before_and_rounds, prepare, migrate)
+    }
+
+    /// Suspends the machine to a file, and resumes it, again and again, while it runs such a load.
+    pub(super) fn suspend(
+        &self,
+        options: &LoadOptions,
+        form: DiskForm,
+        before_and_rounds: (Duration, u32),
+    ) -> Result<Vec<(Suspension, LoadResult)>, String> {
+        let suspend = |guest: &mut Guest, (), node: &Value| guest.suspend(&self.spec, (form, node));
+        self.under_load(options, form, before_and_rounds, |_, _| Ok(()), suspend)
+    }
+
+    /// Does something with the machine, again and again, while it runs a load on its endpoint. Each round is prepared before its
+    /// load begins. Returns the results with the loads.
+    fn under_load<P, T>(
+        &self,
+        options: &LoadOptions,
+        form: DiskForm,
+        (before, rounds): (Duration, u32),
+        prepare: impl Fn(&Guest, &Value) -> Result<P, GuestError>,
+        act: impl Fn(&mut Guest, P, &Value) -> Result<T, GuestError>,
+    ) -> Result<Vec<(T, LoadResult)>, String> {
         let node = node(&options.endpoint, form)?;
         let mut guest = self.guest.lock();
-        let mut migrated = || {
+        let mut act_in_rounds = || {
             let device = guest.attach(form, &node)?;
             let mut all = Vec::new();
             for _ in 0..rounds {
-                // It is ready before the load begins, whose series shows the migration alone.
-                let receiver = guest.receiver(&self.spec, (form, &node))?;
+                let prepared = prepare(&guest, &node)?;
                 let begin = format!(
                     "rm -f /run/result\n\
                      {{ (\n{}) >/run/result.new 2>&1 || true; mv /run/result.new /run/result; }} &\n\
@@ -149,7 +175,7 @@ impl VirtualInitiator {
                     before.as_secs_f64()
                 );
                 guest.run(&begin, LIMIT + before)?;
-                let migration = guest.migrate(receiver)?;
+                let result = act(&mut guest, prepared, &node)?;
                 let limit = LIMIT + options.duration;
                 let end = format!(
                     "tries={}\n\
@@ -161,13 +187,13 @@ impl VirtualInitiator {
                      cat /run/result\n",
                     limit.as_secs() * 10
                 );
-                all.push((migration, guest.run(&end, limit)?));
+                all.push((result, guest.run(&end, limit)?));
             }
             guest.detach(form)?;
             Ok::<_, GuestError>(all)
         };
-        let all = migrated().map_err(|error| error.to_string())?;
-        all.into_iter().map(|(migration, output)| Ok((migration, read(&output)?))).collect()
+        let all = act_in_rounds().map_err(|error| error.to_string())?;
+        all.into_iter().map(|(result, output)| Ok((result, read(&output)?))).collect()
     }
 
     /// Counts the disks of this form that the machine can have.

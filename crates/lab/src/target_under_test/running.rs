@@ -185,7 +185,8 @@ impl Running {
                     return Err(unable("network card for", reason));
                 }
                 let forwarded = portal(*forwarded)?;
-                let own = link.guest_address.map(|address| at(address, *port));
+                let own = self.cards.as_ref().and_then(|cards| cards.address(name));
+                let own = own.map(|address| at(address.into(), *port));
                 iscsi(own.unwrap_or(forwarded), target, *lun)
             }
             VolumeEndpoint::Nbd { port } => Endpoint::Nbd(NbdUrl {

@@ -3,7 +3,7 @@
 use super::super::{features, layout, recovery};
 use super::{
     CACHE, DM_MULTIPATH, FAILOVER, LOADS, MODES, Mode, OPERATIONS, PATH_COUNT, TARGET, TIMERS,
-    attachments, disks, labels, migration,
+    attachments, disks, labels, migration, power_failure, two_hosts,
 };
 use crate::multipath::{FAILOVER_MS, LINK_RATE_MBIT, LONGEST_FAILOVER_MS, Timers};
 use crate::published::aravindan::{
@@ -40,6 +40,8 @@ pub(super) fn report(run: &Run) -> Report {
         disks::section(run),
         attachments::section(run),
         migration::section(run),
+        two_hosts::section(run),
+        power_failure::section(run),
         over_paths(run),
         failover(run),
     ];
@@ -250,8 +252,6 @@ fn for_measuring(run: &Run) -> Section {
 
 /// Returns the section with the study's order of targets next to the order of this run.
 fn order(run: &Run) -> Section {
-    // Its processor is emulated.
-    let lio = TargetUnderTest::Lio.to_string();
     let mut rows = Vec::new();
     for (load, _) in LOADS {
         let figure = metric(load).0;
@@ -259,7 +259,7 @@ fn order(run: &Run) -> Section {
             for mode in MODES {
                 let mut means: Vec<_> = targets(run)
                     .into_iter()
-                    .filter(|target| *target != DIRECT && *target != lio)
+                    .filter(|target| *target != DIRECT && !TargetUnderTest::is_emulated(target))
                     .filter_map(|target| {
                         let labels = labels(target, mode.name, load, operation);
                         Some((target, mean(run, &labels, figure)?))

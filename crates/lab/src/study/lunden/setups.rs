@@ -30,7 +30,8 @@ pub(super) struct Setup {
     pub(super) about: &'static str,
     /// Number of clients that run bonnie++; none if the server does.
     pub(super) clients: usize,
-    storage: Storage,
+    /// What the clients use.
+    pub(super) storage: Storage,
     /// Whether a quick run leaves it out, which would take too long with it.
     pub(super) only_full: bool,
 }
@@ -96,8 +97,36 @@ pub(super) const SETUPS: &[Setup] = &[
         ..ISCSI
     },
     Setup { name: "iscsi 3 vms", about: "iSCSI, served by this program", clients: 3, ..ISCSI },
+    Setup {
+        name: "iscsi 6 vms",
+        about: "iSCSI, served by this program",
+        clients: 6,
+        only_full: true,
+        ..ISCSI
+    },
+    Setup {
+        name: "iscsi 12 vms",
+        about: "iSCSI, served by this program",
+        clients: 12,
+        only_full: true,
+        ..ISCSI
+    },
     Setup { name: "nfs base", about: "NFS 4.2, served by the kernel", ..NFS },
     Setup { name: "nfs 3 vms", about: "NFS 4.2, served by the kernel", clients: 3, ..NFS },
+    Setup {
+        name: "nfs 6 vms",
+        about: "NFS 4.2, served by the kernel",
+        clients: 6,
+        only_full: true,
+        ..NFS
+    },
+    Setup {
+        name: "nfs 12 vms",
+        about: "NFS 4.2, served by the kernel",
+        clients: 12,
+        only_full: true,
+        ..NFS
+    },
     Setup {
         name: "drbd base",
         about: "DRBD with protocol C: a disk of the client, copied to the server",

@@ -11,7 +11,7 @@ use crate::statistics::Summary;
 
 use super::setups::{CLIENT, SETUPS};
 use super::{OPERATION, SETUP, TOO_QUICK, TOO_QUICK_REASON, figures, rate_figure};
-use super::{findings, roles};
+use super::{findings, other_tool, roles};
 
 /// Minimum number of runs for a histogram.
 const HISTOGRAM_RUNS: usize = 8;
@@ -106,6 +106,7 @@ pub(super) fn report(run: &Run) -> Report {
     sections.extend(findings::section(run));
     sections.extend(setups.iter().map(|setup| section(run, setup)));
     sections.extend(roles::section(run));
+    sections.extend(other_tool::section(run));
     sections.extend(others(run));
     Report { title: "File systems by bonnie++".into(), summary: summary(run, &setups), sections }
 }

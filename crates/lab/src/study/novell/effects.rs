@@ -51,9 +51,7 @@ fn changes(run: &Run, target: &str) -> Vec<Change> {
         }
         let after = labels(target, medium, operation, RANDOM, LINK_SIZE);
         add("access", (SEQUENTIAL, &base), RANDOM, after, None);
-        // The processor of LIO is emulated.
-        let lio = TargetUnderTest::Lio.to_string();
-        let is_compared = |other: &&str| *other != target && *other != lio;
+        let is_compared = |other: &&str| *other != target && !TargetUnderTest::is_emulated(other);
         for other in run.values(TARGET).into_iter().filter(is_compared) {
             let after = labels(other, medium, operation, SEQUENTIAL, LINK_SIZE);
             let to = if other == DIRECT { "without iSCSI" } else { other };

@@ -3,7 +3,7 @@
 use super::super::layout;
 use super::{
     Cell, LINE_SIZE, LINK_SIZE, MEDIUM, OPERATIONS, PLAIN, RANDOM, SEQUENTIAL, TARGET, block_cost,
-    effects, initiators, line, line_cell, negotiation, profiles, sizes, stripes,
+    effects, initiators, kernel_files, line, line_cell, negotiation, profiles, sizes, stripes,
 };
 use crate::network::LinkProfile;
 use crate::published::{self, NovellRow};
@@ -32,6 +32,7 @@ pub(super) fn report(run: &Run) -> Report {
     sections.extend(effects::section(run));
     sections.extend(negotiation::section(run));
     sections.extend(initiators::section(run));
+    sections.extend(kernel_files::section(run));
     sections.extend(negotiated(run));
     Report {
         title: "Block sizes, media and links: the limits of iSCSI".into(),

@@ -120,6 +120,7 @@ impl RunnerFixture {
             only: Vec::new(),
             resume: false,
             guests: folder.path().join("guests"),
+            scst: None,
         };
         Self { folder, archive, choices, settings }
     }

@@ -9,11 +9,14 @@ use crate::report::Cell;
 fn the_plans_can_be_carried_out_and_the_quick_one_is_quick() {
     soundness::plans(&Trinkle);
     let plan = Trinkle.plan(&soundness::choices(Scale::Full));
-    let [physical, virtual_] = [10 * 4 * 2; 2];
+    let [physical, virtual_] = [10 * 5 * 2; 2];
     // Three levels with three faults for each target, and its features.
-    let (recovery, features) = (3 * 3 * 4, 4);
-    let (clones, others) = (2 * 4, 2 * 3 * 4 + 3 * 4 * 2 + 12);
-    assert_eq!(plan.points.len(), physical + virtual_ + clones + others + recovery + features);
+    let (recovery, features, suspension) = (3 * 3 * 5, 5, 1);
+    let (clones, others) = (2 * 5, 2 * 3 * 5 + 3 * 5 * 2 + 12);
+    assert_eq!(
+        plan.points.len(),
+        physical + virtual_ + clones + others + recovery + features + suspension
+    );
     // The thesis ran five minutes three times.
     assert!(plan.time() > Duration::from_secs(60 * 3 * 300), "{:?}", plan.time());
 }

@@ -70,6 +70,7 @@ pub(super) fn points(
 fn theirs(target: &str) -> Option<&'static str> {
     match target {
         "tgt" => Some(THEIRS[0]),
+        "scst" => Some(THEIRS[1]),
         "lio" => Some(THEIRS[2]),
         "istgt" => Some(THEIRS[3]),
         _ => None,

@@ -1,8 +1,8 @@
-//! LIO, the target of the Linux kernel, in a guest: this machine's kernel may lack it, and it needs root. It serves the
-//! guest's disks, whose cache is that of the hypervisor.
+//! Targets in the Linux kernel, in a guest: this machine's kernel may lack them, and they need root. They serve the guest's
+//! disks, whose cache is that of the hypervisor.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::running::{Running, VolumeEndpoint, on_free_port};
@@ -10,8 +10,6 @@ use super::{Backing, Image, TargetUnderTestError};
 use crate::guest::{Guest, GuestSpec, Recipe};
 use crate::network::{GuestSide, Network};
 
-const RECIPE: Recipe =
-    Recipe { name: "lio", packages: &[], modules: &["iscsi_target_mod", "target_core_iblock"] };
 const MEMORY_MIB: u32 = 512;
 /// The address of the guest in QEMU's user network.
 const USER_NETWORK: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
@@ -22,21 +20,52 @@ const DISKS_MAX: usize = 26;
 /// Maximum duration of the set-up in the guest. Emulation is slow.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Serves each image as LUN 0 of its own target. `cache` is the folder that keeps what guests boot from.
+/// A target of the kernel.
+#[derive(Debug)]
+pub(super) struct KernelTarget {
+    /// Its name, which is also that of the guest.
+    pub(super) name: &'static str,
+    /// What the guest contains.
+    pub(super) recipe: &'static Recipe,
+    /// More files of the guest, with their paths there.
+    pub(super) files: Vec<(String, PathBuf)>,
+    /// The lines of a script that serve disk N as LUN 0 of the target [`target`]`(N)`, and print the target's version.
+    pub(super) script: String,
+}
+
+/// LIO, which is a part of the kernel.
+pub(super) fn lio(images: &[Image]) -> KernelTarget {
+    const RECIPE: Recipe =
+        Recipe { name: "lio", packages: &[], modules: &["iscsi_target_mod", "target_core_iblock"] };
+    let script = format!("serve_lio {}\necho \"Linux $(uname -r)\"\n", images.len());
+    KernelTarget { name: "lio", recipe: &RECIPE, files: Vec::new(), script }
+}
+
+/// Returns the name of the target that serves the disk with this number, which begins with 1.
+fn target(number: usize) -> String {
+    format!("iqn.2026-11.io.sarsen:disk{number}")
+}
+
+/// Starts a guest that serves each image as LUN 0 of its own target. `cache` is the folder that keeps what guests boot
+/// from.
 pub(super) fn start(
     network: &Network,
     images: &[Image],
     cache: &Path,
+    kernel_target: &KernelTarget,
 ) -> Result<Running, TargetUnderTestError> {
     if images.len() > DISKS_MAX {
-        let reason =
-            format!("{} volumes are too many for lio: use at most {DISKS_MAX}", images.len());
+        let reason = format!(
+            "{} volumes are too many for {}: use at most {DISKS_MAX}",
+            images.len(),
+            kernel_target.name
+        );
         return Err(TargetUnderTestError::Unable(reason));
     }
-    on_free_port(network, |address| start_on(network, images, cache, address))
+    on_free_port(network, |address| start_on(network, images, cache, kernel_target, address))
 }
 
-/// Returns whether LIO supports the image.
+/// Returns whether targets of the kernel support the image.
 pub(super) fn takes(image: &Image) -> Result<(), TargetUnderTestError> {
     image.check_unstriped()
 }
@@ -45,25 +74,30 @@ fn start_on(
     network: &Network,
     images: &[Image],
     cache: &Path,
+    kernel_target: &KernelTarget,
     address: SocketAddr,
 ) -> Result<Running, TargetUnderTestError> {
-    let mut running = Running::at_home("lio")?;
+    let KernelTarget { name, recipe, files: own_files, script } = kernel_target;
+    let mut running = Running::at_home(name)?;
     let files = running.backing_files(images)?;
     let cards = network.guest_cards(GuestSide::Targets).map_err(TargetUnderTestError::Unable)?;
     let forward = format!("user,id=user,hostfwd=tcp:{address}-{USER_NETWORK}:{PORT}");
     let user_card = "virtio-net-pci,netdev=user,romfile=";
     let arguments = cards.arguments();
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
-    let mut spec = GuestSpec::new(&RECIPE, cache, MEMORY_MIB)
+    let mut spec = GuestSpec::new(recipe, cache, MEMORY_MIB)
         .in_namespace(&cards.command_prefix())
         .storage(Ipv4Addr::UNSPECIFIED)
         .arguments(&["-netdev", &forward, "-device", user_card])
         .arguments(&arguments);
+    for (path, source) in own_files {
+        spec = spec.file(path, source);
+    }
     for (number, (image, file)) in images.iter().zip(&files).enumerate() {
         let [drive, device] = disk(number, image, file);
         spec = spec.arguments(&["-drive", &drive, "-device", &device]);
     }
-    let mut guest = Guest::start("lio", &spec)?;
+    let mut guest = Guest::start(name, &spec)?;
     guest.wait_for_boot()?;
     let script = format!(
         ". /storage\n\
@@ -71,17 +105,15 @@ fn start_on(
          ip link set eth0 up\n\
          ip route add default via 10.0.2.2\n\
          {}\
-         serve_lio {}\n\
-         uname -r\n",
-        cards.script(),
-        images.len()
+         {script}",
+        cards.script()
     );
     let version = guest.run(&script, LIMIT)?;
-    running.set_version(format!("Linux {}", version.trim()));
+    running.set_version(version.trim().to_owned());
     for (image, number) in images.iter().zip(1..) {
-        let target = format!("iqn.2026-11.io.sarsen:disk{number}");
         let forwarded = address.port();
-        let unit = VolumeEndpoint::InGuest { port: PORT, forwarded, target, lun: LUN };
+        let unit =
+            VolumeEndpoint::InGuest { port: PORT, forwarded, target: target(number), lun: LUN };
         running.add_unit(&image.name, unit);
     }
     running.add_guest(guest, cards);
