@@ -26,6 +26,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 const PACKAGES: &[(&str, &str)] = &[
     ("bon_csv2txt", "bonnie++"),
     ("bonnie++", "bonnie++"),
+    ("cc", "gcc libc6-dev"),
     ("chromium", "chromium"),
     ("gcc-12", "gcc-12"),
     ("iscsi-inq", "libiscsi-bin"),
@@ -182,7 +183,7 @@ pub fn command_line(command: &Command) -> String {
     set.chain(words).collect::<Vec<_>>().join(" ")
 }
 
-fn quoted(word: &str) -> String {
+pub(crate) fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "%+,-./:=@_".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
         word.to_owned()

@@ -139,9 +139,11 @@ pub mod figure {
         LONGEST_MIGRATION_MS = "longest_migration_ms";
         /// Median of the differences of the I/Os per second before and during a migration, % of those before.
         SLOWDOWN_PERCENT = "slowdown_percent";
+        /// Requests of a client's disk for each read of a program.
+        REQUESTS_PER_READ = "requests_per_read";
         /// Median of the times until virtual machines were in a file, ms.
         SUSPEND_MS = "suspend_ms";
-        /// Median of the times from the start of another process until virtual machines executed programs again, ms.
+        /// Median of the times from the command to read such a file until virtual machines executed programs again, ms.
         RESUME_MS = "resume_ms";
         /// Median size of the files with virtual machines, KiB.
         SUSPENDED_KIB = "suspended_kib";
@@ -149,8 +151,8 @@ pub mod figure {
         FILES_SEEN_PERCENT = "files_seen_percent";
         /// Files that have their content after both hosts have unmounted the file system, % of those that were written.
         FILES_KEPT_PERCENT = "files_kept_percent";
-        /// Lines with problems that a check of a file system prints.
-        FILE_SYSTEM_PROBLEMS = "file_system_problems";
+        /// 1 if a check of a file system finds errors, else 0.
+        FILE_SYSTEM_ERRORS = "file_system_errors";
         /// Acknowledged blocks that a power failure of the server loses, %.
         LOST_PERCENT = "lost_percent";
         /// Growth of the server's page cache while it is written to, % of the bytes.

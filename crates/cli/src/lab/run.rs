@@ -64,7 +64,7 @@ pub(crate) struct Arguments {
     /// cache folder]
     #[arg(long, value_name = "FOLDER")]
     guests: Option<PathBuf>,
-    /// The folder with the sources of SCST, which Debian does not have, for the target scst.
+    /// The folder with the sources of SCST, for the target scst: Debian has no package of it.
     #[arg(long, value_name = "FOLDER")]
     scst: Option<PathBuf>,
     /// Seed of the pseudo-random choices.

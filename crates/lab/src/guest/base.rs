@@ -130,11 +130,14 @@ pub(crate) fn kernel_headers(release: &str, work: &Path) -> Result<PathBuf, Gues
     let headers = sources.join(format!("linux-headers-{release}"));
     // It names the place where the package is installed.
     let makefile = headers.join("Makefile");
-    let common = sources.join(format!("linux-headers-{common}-common/Makefile"));
-    fs::write(&makefile, format!("include {}\n", common.display())).map_err(at(&makefile))?;
+    let included = sources.join(format!("linux-headers-{common}-common/Makefile"));
+    fs::write(&makefile, format!("include {}\n", included.display())).map_err(at(&makefile))?;
     // Without it, no type information is built, which needs another program.
     let kernel = headers.join("vmlinux");
-    fs::remove_file(&kernel).map_err(at(&kernel))?;
+    match fs::remove_file(&kernel) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(&kernel)(error)),
+        _ => {}
+    }
     Ok(headers)
 }
 

@@ -11,8 +11,10 @@ use crate::folder::{PrivateFolder, RUN_PREFIX};
 /// The address of the server. It joins its cables with a bridge, so that all clients reach it here.
 pub const SERVER: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
 
-/// The cache modes of the disks of each guest: the last one is in the page cache of this machine, too.
+/// The cache modes of the disks of a client: the last one is in the page cache of this machine, too.
 const DISKS: [&str; 4] = ["none", "none", "none", "writeback"];
+/// Minimum number of disks of the server, which are not in that page cache. It has one for each client.
+const SERVER_DISKS_MIN: usize = 4;
 /// Maximum duration of the set-up of a network card.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -26,8 +28,9 @@ pub struct Group {
 }
 
 impl Group {
-    /// Boots a server and clients. Each guest has four empty disks of this size, which are files in a private folder in
-    /// `folder`; only the last one is in the page cache of this machine, too. The guests end with the calling thread at the latest.
+    /// Boots a server and clients. A client has four empty disks of this size, of which only the last one is in the page cache of
+    /// this machine, too; the server has one for each client, and at least four. The disks are files in a private folder in
+    /// `folder`. The guests end with the calling thread at the latest.
     pub fn start(
         server: &GuestSpec,
         client: &GuestSpec,
@@ -38,7 +41,8 @@ impl Group {
         let disks = PrivateFolder::new(folder, RUN_PREFIX).map_err(at(folder))?;
         // The path of a socket is limited to about a hundred bytes.
         let cables = super::private_folder()?;
-        let mut spec = with_disks(server, disks.path(), "server", disk_bytes)?;
+        let of_server = vec!["none"; count.max(SERVER_DISKS_MIN)];
+        let mut spec = with_disks(server, disks.path(), "server", &of_server, disk_bytes)?;
         for index in 0..count {
             spec = with_cable(spec, cables.path(), index, true);
         }
@@ -50,7 +54,7 @@ impl Group {
         let mut clients = Vec::new();
         for index in 0..count {
             let name = format!("client{}", index + 1);
-            let spec = with_disks(client, disks.path(), &name, disk_bytes)?;
+            let spec = with_disks(client, disks.path(), &name, &DISKS, disk_bytes)?;
             clients.push(Guest::start(&name, &with_cable(spec, cables.path(), index, false))?);
         }
         server.wait_for_boot()?;
@@ -83,10 +87,11 @@ fn with_disks(
     spec: &GuestSpec,
     folder: &Path,
     name: &str,
+    caches: &[&str],
     bytes: u64,
 ) -> Result<GuestSpec, GuestError> {
     let mut spec = spec.clone();
-    for (index, cache) in DISKS.into_iter().enumerate() {
+    for (index, cache) in caches.iter().enumerate() {
         let path = folder.join(format!("{name}-{index}.img"));
         File::create(&path).and_then(|file| file.set_len(bytes)).map_err(at(&path))?;
         // QEMU separates options by commas.

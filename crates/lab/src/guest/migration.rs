@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::disk::DiskForm;
 use super::monitor::socket;
 use super::{Guest, GuestError, GuestSpec};
+use crate::process;
 
 /// The socket in the folder of a guest at which it is received.
 const INCOMING: &str = "incoming";
@@ -31,7 +32,7 @@ pub struct Migration {
 pub struct Suspension {
     /// From the command to stop until the guest was in a file.
     pub suspend: Duration,
-    /// From the start of another process until the guest executed a script again.
+    /// From the command to another process to read the file until the guest executed a script again.
     pub resume: Duration,
     /// Size of the file.
     pub bytes: u64,
@@ -53,7 +54,7 @@ impl Guest {
         spec: &GuestSpec,
         (form, node): (DiskForm, &Value),
     ) -> Result<Self, GuestError> {
-        let receiver = self.prepared(spec, (form, node))?;
+        let receiver = self.start_receiver(spec, (form, node))?;
         let socket = socket(&receiver.folder.path().join(INCOMING));
         let waits = receiver.monitor().and_then(|mut monitor| monitor.receive(&socket));
         waits.map_err(self.hypervisor_error())?;
@@ -61,7 +62,7 @@ impl Guest {
     }
 
     /// Starts a process of the hypervisor that does not wait for a guest yet.
-    fn prepared(
+    fn start_receiver(
         &self,
         spec: &GuestSpec,
         (form, node): (DiskForm, &Value),
@@ -103,22 +104,25 @@ impl Guest {
     ) -> Result<Suspension, GuestError> {
         let folder = super::private_folder()?;
         let file = folder.path().join("suspended");
-        // Its name consists of characters that a shell does not interpret.
+        let whole = folder.path().join("whole");
+        let [part, name] = [&file, &whole].map(|path| process::quoted(&path.display().to_string()));
         let (to, from) =
-            (format!("exec:cat >{}", file.display()), format!("exec:cat {}", file.display()));
+            (format!("exec:cat >{part} && mv {part} {name}"), format!("exec:cat {name}"));
         let begun = now();
         let stopped = self.monitor().and_then(|mut monitor| {
             monitor.execute("stop", &json!({}))?;
             monitor.migrate(&to)
         });
         stopped.map_err(self.hypervisor_error())?;
+        // QEMU has written all to the command, which may not have written it to the file.
+        self.daemon.wait_until(LIMIT, || Ok::<_, GuestError>(whole.exists()))?;
         let suspend = now() - begun;
-        let bytes = std::fs::metadata(&file).map_err(super::at(&file))?.len();
+        let bytes = std::fs::metadata(&whole).map_err(super::at(&whole))?.len();
         // Its session ends before the next one begins.
         self.cut_power()?;
 
+        let other = self.start_receiver(spec, (form, node))?;
         let begun = now();
-        let other = self.prepared(spec, (form, node))?;
         let error = other.hypervisor_error();
         let received = other.monitor().and_then(|mut monitor| monitor.receive(&from));
         received.map_err(&error)?;

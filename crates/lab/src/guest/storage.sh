@@ -62,7 +62,7 @@ fresh_file_system() {
 mount_local() { fresh_file_system "$(own_disk 1)"; }
 mount_cached() { fresh_file_system "$(own_disk 4)"; }
 
-# iSCSI: by this program, with the cache mode CACHE, or none, or from RAM bytes of memory; by the kernel's target; by tgt.
+# iSCSI: by this program with the cache mode CACHE (default: none), or from memory of the size RAM; by the kernel's target; by tgt.
 serve_sarsen() {
     set -- "$1" /sarsen serve --listen "$SERVER:3260"
     for number in $(numbers "$1"); do

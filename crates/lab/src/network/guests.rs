@@ -82,7 +82,7 @@ pub struct GuestCards {
     refused: Vec<(String, String)>,
     /// The words before a command on the side of the guest.
     prefix: Vec<String>,
-    /// After the interfaces in drop order.
+    /// Freed after `drop` has removed the interfaces.
     _number: GuestNumber,
 }
 

@@ -150,8 +150,8 @@ impl VirtualInitiator {
         self.under_load(options, form, before_and_rounds, |_, _| Ok(()), suspend)
     }
 
-    /// Does something with the machine, again and again, while it runs a load on its endpoint. Each round is prepared before its
-    /// load begins. Returns the results with the loads.
+    /// Runs `act` in each round while the machine runs a load on its endpoint; `prepare` runs before the load begins. Returns the
+    /// results with the loads.
     fn under_load<P, T>(
         &self,
         options: &LoadOptions,

@@ -1,5 +1,5 @@
 //! Targets in the Linux kernel, in a guest: this machine's kernel may lack them, and they need root. They serve the guest's
-//! disks, whose cache is that of the hypervisor.
+//! disks, whose cache is that of the hypervisor. SCST has the page cache of the guest, too, in modes with a cache.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,8 @@ use super::{Backing, Image, TargetUnderTestError};
 use crate::guest::{Guest, GuestSpec, Recipe};
 use crate::network::{GuestSide, Network};
 
-const MEMORY_MIB: u32 = 512;
+/// Memory of a guest without a page cache for its disks.
+pub(super) const MEMORY_MIB: u32 = 512;
 /// The address of the guest in QEMU's user network.
 const USER_NETWORK: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 const PORT: u16 = 3260;
@@ -27,6 +28,8 @@ pub(super) struct KernelTarget {
     pub(super) name: &'static str,
     /// What the guest contains.
     pub(super) recipe: &'static Recipe,
+    /// Memory of the guest.
+    pub(super) memory_mib: u32,
     /// More files of the guest, with their paths there.
     pub(super) files: Vec<(String, PathBuf)>,
     /// The lines of a script that serve disk N as LUN 0 of the target [`target`]`(N)`, and print the target's version.
@@ -38,7 +41,7 @@ pub(super) fn lio(images: &[Image]) -> KernelTarget {
     const RECIPE: Recipe =
         Recipe { name: "lio", packages: &[], modules: &["iscsi_target_mod", "target_core_iblock"] };
     let script = format!("serve_lio {}\necho \"Linux $(uname -r)\"\n", images.len());
-    KernelTarget { name: "lio", recipe: &RECIPE, files: Vec::new(), script }
+    KernelTarget { name: "lio", recipe: &RECIPE, memory_mib: MEMORY_MIB, files: Vec::new(), script }
 }
 
 /// Returns the name of the target that serves the disk with this number, which begins with 1.
@@ -77,7 +80,7 @@ fn start_on(
     kernel_target: &KernelTarget,
     address: SocketAddr,
 ) -> Result<Running, TargetUnderTestError> {
-    let KernelTarget { name, recipe, files: own_files, script } = kernel_target;
+    let KernelTarget { name, recipe, memory_mib, files: own_files, script } = kernel_target;
     let mut running = Running::at_home(name)?;
     let files = running.backing_files(images)?;
     let cards = network.guest_cards(GuestSide::Targets).map_err(TargetUnderTestError::Unable)?;
@@ -85,7 +88,7 @@ fn start_on(
     let user_card = "virtio-net-pci,netdev=user,romfile=";
     let arguments = cards.arguments();
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
-    let mut spec = GuestSpec::new(recipe, cache, MEMORY_MIB)
+    let mut spec = GuestSpec::new(recipe, cache, *memory_mib)
         .in_namespace(&cards.command_prefix())
         .storage(Ipv4Addr::UNSPECIFIED)
         .arguments(&["-netdev", &forward, "-device", user_card])
@@ -109,7 +112,8 @@ fn start_on(
         cards.script()
     );
     let version = guest.run(&script, LIMIT)?;
-    running.set_version(version.trim().to_owned());
+    // Messages of the kernel's tools may be before it.
+    running.set_version(version.lines().last().unwrap_or_default().trim().to_owned());
     for (image, number) in images.iter().zip(1..) {
         let forwarded = address.port();
         let unit =

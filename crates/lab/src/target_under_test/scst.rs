@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::kernel::KernelTarget;
+use super::kernel::{KernelTarget, MEMORY_MIB};
 use super::{Backing, Image, TargetUnderTestError};
 use crate::guest::{self, GuestError, Recipe};
 use crate::process::{self, ProcessError};
@@ -41,13 +41,14 @@ pub(super) fn target(
     cache: &Path,
 ) -> Result<KernelTarget, TargetUnderTestError> {
     let Some(sources) = sources else {
-        let reason = "SCST has no package in Debian: get its sources (git clone https://github.com/SCST-project/scst), and \
-                      name their folder with --scst";
+        let reason = "Debian has no package of SCST: clone https://github.com/SCST-project/scst, and name its folder with --scst";
         return Err(TargetUnderTestError::Unable(reason.into()));
     };
     if let Some(part) = SOURCES.iter().find(|part| !sources.join(part).exists()) {
-        let reason =
-            format!("{} has no {part}: these are not the sources of SCST", sources.display());
+        let reason = format!(
+            "{} has no {part}: these are not the sources of SCST, whose folder --scst names",
+            sources.display()
+        );
         return Err(TargetUnderTestError::Unable(reason));
     }
     let built = build(sources, cache).map_err(|error| match error {
@@ -64,7 +65,11 @@ pub(super) fn target(
             .expect("a string has no limit");
     }
     script += "enable_scst\n";
-    Ok(KernelTarget { name: "scst", recipe: &RECIPE, files, script })
+    // What is in memory is in the page cache of the guest as well.
+    let in_memory = images.iter().filter(|image| image.backing == Backing::Memory);
+    let cached: u64 = in_memory.map(|image| image.bytes).sum();
+    let memory_mib = MEMORY_MIB + u32::try_from(cached >> 20).unwrap_or(u32::MAX / 2);
+    Ok(KernelTarget { name: "scst", recipe: &RECIPE, memory_mib, files, script })
 }
 
 /// Returns SCST's handler of an image, and its option. What is in memory is served as in the study: through the page
@@ -104,8 +109,10 @@ fn build(sources: &Path, cache: &Path) -> Result<PathBuf, GuestError> {
     cp.arg("--recursive").args(SOURCES.map(|part| sources.join(part))).arg(&copy);
     process::output(&mut cp, COPY_LIMIT)?;
     let headers = guest::kernel_headers(&release, work.path())?;
-    // The compiler of Debian's kernel, by name: its lack must be told from a failure.
-    process::command("gcc-12")?;
+    // The compilers of the kernel's modules and of the program: a missing one is a reason, not a failure.
+    for compiler in ["gcc-12", "cc"] {
+        process::command(compiler)?;
+    }
     // Without the checks and messages for SCST's developers; then the target.
     for goals in [&["2perf"][..], &["scst", "iscsi"]] {
         let mut make = process::command("make")?;
@@ -168,7 +175,7 @@ mod tests {
             matches!(refused(None), TargetUnderTestError::Unable(why) if why.contains("--scst"))
         );
         let other = refused(Some(folder.path())).to_string();
-        assert!(other.ends_with("has no Makefile: these are not the sources of SCST"), "{other}");
+        assert!(other.contains("has no Makefile: these are not the sources of SCST"), "{other}");
     }
 
     #[test]

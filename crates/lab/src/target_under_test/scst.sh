@@ -24,5 +24,6 @@ serve_scst() {
 
 enable_scst() {
     echo 1 >"$scst/targets/iscsi/enabled"
-    echo "$(sed 1q "$scst/version"), Linux $(uname -r)"
+    version=$(sed 1q "$scst/version")
+    echo "$version, Linux $(uname -r)"
 }

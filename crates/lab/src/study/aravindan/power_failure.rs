@@ -10,7 +10,7 @@ use std::time::Duration;
 use sarsen_block::Rng;
 use sarsen_io::time::now;
 
-use super::{CACHE, MODES};
+use super::{CACHE, MODES, TARGET};
 use crate::folder::{PrivateFolder, RUN_PREFIX};
 use crate::guest::{self, Guest, GuestError, GuestSpec};
 use crate::network::LinkProfile;
@@ -18,7 +18,7 @@ use crate::record::{Labels, Measures, Outcome, Run, figure};
 use crate::report::{Block, Section, Table};
 use crate::study::guests::RECIPE;
 use crate::study::{Initiator, Point, layout};
-use crate::target_under_test::{TargetUnderTestError, sarsen};
+use crate::target_under_test::{TargetUnderTest, TargetUnderTestError, sarsen};
 
 const POWER: &str = "power of the server";
 const FAILS: &str = "fails";
@@ -40,7 +40,11 @@ const WRITE_LIMIT: Duration = Duration::from_secs(20);
 const TIME: Duration = Duration::from_secs(15);
 
 fn labels(cache: &str, sync: &str) -> Labels {
-    Labels::new().with(POWER, FAILS).with(CACHE, cache).with(SYNC, sync)
+    Labels::new()
+        .with(TARGET, TargetUnderTest::Sarsen)
+        .with(POWER, FAILS)
+        .with(CACHE, cache)
+        .with(SYNC, sync)
 }
 
 /// Returns the cells.
@@ -109,7 +113,8 @@ fn measure(
     )?;
     guest.cut_power()?;
     if now() - begun > WRITE_LIMIT {
-        return Err(failed("the writes took so long that the server has written some back".into()));
+        let reason = "the writes took more than 20 s, and the server may have written some back: run it on a less busy machine";
+        return Err(failed(reason.into()));
     }
     let grown: f64 = said.parse().map_err(|_| failed(format!("no size in {said:?}")))?;
     let mut found = vec![0; BYTES];

@@ -51,7 +51,11 @@ pub(super) fn points() -> Vec<GuestPoint> {
         clients: 2,
         time: TIME,
         measurement: Box::new(move |group| {
-            Ok(vec![(sharing.labels(), Outcome::Measured(measure(sharing, group)?))])
+            let outcome = match measure(sharing, group)? {
+                Ok(measures) => Outcome::Measured(measures),
+                Err(reason) => Outcome::Failed(reason),
+            };
+            Ok(vec![(sharing.labels(), outcome)])
         }),
     };
     Sharing::ALL.map(point).into()
@@ -64,28 +68,38 @@ fn run(guest: &Guest, script: &str) -> Result<String, GuestError> {
         .to_owned())
 }
 
-/// `write_files NAME` writes durable files with their own names as content; `count_files NAME` counts those that have it.
+/// `write_files NAME` writes durable files with their own names as content, and prints how many it could write; `count_files NAME`
+/// counts those that have it.
 const SCRIPT: &str = "\
 write_files() {
-    for number in $(numbers $FILE_COUNT); do echo \"$1-$number\" >\"/mnt/$1-$number\" || true; done
+    written=0
+    for number in $(numbers $FILE_COUNT); do
+        ! echo \"$1-$number\" 2>/dev/null >\"/mnt/$1-$number\" || written=$((written + 1))
+    done
     sync
+    echo \"$written\"
 }
 count_files() {
     count=0
     for number in $(numbers $FILE_COUNT); do
-        [ \"$(cat \"/mnt/$1-$number\" 2>/dev/null)\" = \"$1-$number\" ] && count=$((count + 1))
+        [ \"$(cat \"/mnt/$1-$number\" 2>/dev/null || true)\" != \"$1-$number\" ] || count=$((count + 1))
     done
     echo \"$count\"
 }
 ";
 
-fn measure(sharing: Sharing, group: &Group) -> Result<Measures, GuestError> {
+/// Returns the figures, or why there are none.
+fn measure(sharing: Sharing, group: &Group) -> Result<Result<Measures, String>, GuestError> {
     let (server, [first, second, ..]) = (group.server(), group.clients()) else {
-        return Ok(Measures::default());
+        return Ok(Err("it needs two clients".into()));
     };
-    let count = |guest, name: &str| {
-        let said = run(guest, &format!("count_files {name}"))?;
-        Ok::<_, GuestError>(said.parse::<f64>().unwrap_or_default())
+    let mut unread = None;
+    let mut number = |guest, script: &str| {
+        let said = run(guest, script)?;
+        Ok::<_, GuestError>(said.parse::<f64>().unwrap_or_else(|_| {
+            unread = Some(format!("{script} printed {said:?}"));
+            0.0
+        }))
     };
     match sharing {
         Sharing::Unit => {
@@ -103,27 +117,25 @@ fn measure(sharing: Sharing, group: &Group) -> Result<Measures, GuestError> {
     for host in [first, second] {
         run(host, "ls /mnt >/dev/null")?;
     }
-    run(first, "write_files first")?;
-    let mut seen = count(second, "first")?;
-    run(second, "write_files second")?;
-    seen += count(first, "second")?;
+    let mut written = number(first, "write_files first")?;
+    let mut seen = number(second, "count_files first")?;
+    written += number(second, "write_files second")?;
+    seen += number(first, "count_files second")?;
     for host in [first, second] {
         run(host, "umount /mnt")?;
     }
-    let mut problems = 0.0;
+    // What fsck exits with (fsck(8)): 0 without errors, 4 with errors that it has not corrected.
+    let mut status = None;
     match sharing {
         Sharing::Unit => {
             // The one that has unmounted it last reads it again.
-            let said = run(
-                second,
-                "find_disk\nfsck.ext4 -fn $disk 2>/dev/null | grep -Evc '^(Pass |$)' || true\nmount $disk /mnt || true",
-            )?;
-            // The last line of a clean one is its summary.
-            problems = said.parse::<f64>().unwrap_or_default() - 1.0;
+            let check = "find_disk\nstatus=0\nfsck.ext4 -fn $disk >/dev/null 2>&1 || status=$?\necho $status";
+            status = Some(number(second, check)?);
+            run(second, "find_disk\nmount $disk /mnt || true")?;
         }
         Sharing::Share => drop(run(second, "mount_nfs 1")?),
     }
-    let kept = count(second, "first")? + count(second, "second")?;
+    let kept = number(second, "count_files first")? + number(second, "count_files second")?;
     run(second, "if is_mounted /mnt; then umount /mnt; fi")?;
     match sharing {
         Sharing::Unit => {
@@ -134,14 +146,25 @@ fn measure(sharing: Sharing, group: &Group) -> Result<Measures, GuestError> {
         }
         Sharing::Share => drop(run(server, "end_nfs")?),
     }
-    let all = f64::from(2 * COUNT);
+    match (unread, status) {
+        (Some(reason), _) => return Ok(Err(reason)),
+        (None, Some(status)) if ![0.0, 4.0].contains(&status) => {
+            return Ok(Err(format!("fsck ended with {status}")));
+        }
+        (None, _) => {}
+    }
+    if written == 0.0 {
+        return Ok(Err("no file could be written".into()));
+    }
     let mut figures = vec![
-        (figure::FILES_SEEN_PERCENT, seen / all * 100.0),
-        (figure::FILES_KEPT_PERCENT, kept / all * 100.0),
+        (figure::FILES_SEEN_PERCENT, seen / written * 100.0),
+        (figure::FILES_KEPT_PERCENT, kept / written * 100.0),
     ];
-    figures.extend((sharing == Sharing::Unit).then_some((figure::FILE_SYSTEM_PROBLEMS, problems)));
+    figures.extend(
+        status.map(|status| (figure::FILE_SYSTEM_ERRORS, f64::from(u8::from(status != 0.0)))),
+    );
     let figures = figures.into_iter().map(|(name, value)| (name.to_owned(), value));
-    Ok(Measures { figures: figures.collect(), ..Measures::default() })
+    Ok(Ok(Measures { figures: figures.collect(), ..Measures::default() }))
 }
 
 /// Returns the section about two hosts.
@@ -154,7 +177,7 @@ pub(super) fn section(run: &Run) -> Section {
                 layout::text(sharing.name()),
                 layout::cell(run, &labels, figure::FILES_SEEN_PERCENT, 0),
                 layout::cell(run, &labels, figure::FILES_KEPT_PERCENT, 0),
-                layout::cell(run, &labels, figure::FILE_SYSTEM_PROBLEMS, 0),
+                layout::cell(run, &labels, figure::FILE_SYSTEM_ERRORS, 0),
             ]
         });
         blocks.push(Block::Table(Table {
@@ -163,7 +186,7 @@ pub(super) fn section(run: &Run) -> Section {
                 "Files",
                 "Seen by the other host, %",
                 "There after both have unmounted, %",
-                "Lines of fsck with problems",
+                "fsck finds errors (1: yes)",
             ]
             .map(Into::into)
             .to_vec(),

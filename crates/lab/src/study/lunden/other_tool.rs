@@ -1,4 +1,4 @@
-//! The same storage under another tool than bonnie++: jobs of fio on a file. The study recommends other tools as well, which might
+//! The same storage under another tool than bonnie++: this project's load generator on a file. The study recommends other tools as well, which might
 //! order the set-ups differently.
 
 use std::time::Duration;
@@ -13,13 +13,13 @@ use crate::statistics::Summary;
 use crate::study::{GuestPoint, layout};
 
 const TOOL: &str = "tool";
-const FIO: &str = "jobs of fio";
+const GENERATOR: &str = "sarsen lab load";
 const STORAGE: &str = "storage";
 const JOB: &str = "job";
 
 /// The set-ups of one client that the study has, and ATA over Ethernet, which it planned.
 const STORAGES: [&str; 5] = ["nexus base", "iscsi base", "nfs base", "drbd base", "aoe base"];
-/// The jobs: a name, what fio calls them, the size of their I/Os, and the operation of bonnie++ that is compared with them.
+/// Its jobs: a name, what fio and the generator call them, the size of their I/Os, and the operation of bonnie++ that is compared with them.
 const JOBS: [(&str, &str, &str, &str); 3] = [
     ("sequential writes", "write", "64k", "put_block"),
     ("sequential reads", "read", "64k", "get_block"),
@@ -33,7 +33,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 const TIME: Duration = Duration::from_secs(30);
 
 fn of_storage(storage: &str) -> Labels {
-    Labels::new().with(TOOL, FIO).with(STORAGE, storage)
+    Labels::new().with(TOOL, GENERATOR).with(STORAGE, storage)
 }
 
 fn labels(storage: &str, job: &str) -> Labels {
@@ -84,7 +84,7 @@ fn measure(setup: &Setup, group: &Group) -> Result<Vec<(Labels, Outcome)>, Guest
 
 /// Returns the section with the order of the set-ups by both tools.
 pub(super) fn section(run: &Run) -> Option<Section> {
-    run.cells(&Labels::new().with(TOOL, FIO)).next()?;
+    run.cells(&Labels::new().with(TOOL, GENERATOR)).next()?;
     let rows = STORAGES.map(|storage| {
         let mut row = vec![layout::text(storage)];
         row.extend(
@@ -95,7 +95,7 @@ pub(super) fn section(run: &Run) -> Option<Section> {
     let mut columns = vec!["Set-up".to_owned()];
     columns.extend(JOBS.map(|(job, _, size, _)| format!("{job} of {size}, MB/s")));
     let means = Table {
-        caption: "Jobs of fio on a file, one I/O open, past the client's page cache".into(),
+        caption: "sarsen lab load on a file, one I/O open, past the client's page cache".into(),
         columns,
         rows: rows.to_vec(),
         ..Table::default()
@@ -118,11 +118,11 @@ pub(super) fn section(run: &Run) -> Option<Section> {
         [job, &fio, operation, &bonnie].map(layout::text).to_vec()
     });
     let orders = Table {
-        caption: "Set-ups from the fastest to the slowest, by both tools".into(),
-        columns: ["Job", "By jobs of fio", "Operation", "By bonnie++"].map(Into::into).to_vec(),
+        caption: "Set-ups by their means, the highest first, by both tools".into(),
+        columns: ["Job", "By sarsen lab load", "Operation", "By bonnie++"].map(Into::into).to_vec(),
         rows: rows.to_vec(),
         notes: vec![
-            "`sarsen lab load` executes the jobs. bonnie++ uses the page cache of the client, and its seeks write some blocks: a \
+            "The order alone does not show a difference. bonnie++ uses the page cache of the client, and its seeks write some blocks: a \
              difference of the orders can have these causes. The study recommends FileBench, IOzone and SPECsfs, of which Debian has no free package."
                 .into(),
         ],

@@ -25,8 +25,7 @@ const SIZES: [u32; 2] = [64 << 10, 4 << 10];
 /// Size of the study's file.
 const FILE_BYTES: u32 = 4 << 20;
 const DISK_BYTES: u64 = 256 << 20;
-/// Figure of all cells: requests of the client's disk for each read of `dd`.
-const REQUESTS: &str = "requests_per_read";
+const REQUESTS: &str = figure::REQUESTS_PER_READ;
 /// Emulation is slow.
 const LIMIT: Duration = Duration::from_secs(120);
 const TIME: Duration = Duration::from_secs(20);
@@ -66,7 +65,7 @@ fn command(bytes: u32) -> String {
 }
 
 /// Returns the script of the client: it prints a line for each read of the file, with the size of the I/Os, the state, the
-/// requests before and after it, and what `dd` says.
+/// requests and the clock before and after it.
 fn script() -> String {
     let count = FILE_BYTES / SIZES[0];
     let mut script = format!(
@@ -84,8 +83,8 @@ fn script() -> String {
                 script += &format!("echo {ahead} >$ahead\necho 3 >/proc/sys/vm/drop_caches\n");
             }
             script += &format!(
-                "before=$(requests_iscsi)\nsaid=$({} 2>&1 | tail -n 1)\n\
-                 echo \"{bytes}|{state}|$before|$(requests_iscsi)|$said\"\n",
+                "before=$(requests_iscsi)\nbegun=$EPOCHREALTIME\n{} 2>/run/dd || {{ cat /run/dd; false; }}\nended=$EPOCHREALTIME\n\
+                 echo \"{bytes}|{state}|$before|$(requests_iscsi)|$begun|$ended\"\n",
                 command(bytes)
             );
         }
@@ -117,12 +116,10 @@ fn measure(
 
 /// Returns the size, the state, the requests and the seconds of a line of [`script`].
 fn read_line(line: &str) -> Option<(u32, &str, f64, f64)> {
-    let words: Vec<_> = line.splitn(5, '|').collect();
-    let [bytes, state, before, after, said] = words[..] else { return None };
+    let words: Vec<_> = line.split('|').collect();
+    let [bytes, state, before, after, begun, ended] = words[..] else { return None };
     let [before, after]: [f64; 2] = [before.parse().ok()?, after.parse().ok()?];
-    // `4194304 bytes (4.0MB) copied, 0.012345 seconds, 324.0MB/s`
-    let (_, time) = said.split_once("copied, ")?;
-    let seconds: f64 = time.split_whitespace().next()?.parse().ok()?;
+    let seconds = ended.parse::<f64>().ok()? - begun.parse::<f64>().ok()?;
     (seconds > 0.0).then_some((bytes.parse().ok()?, state, after - before, seconds))
 }
 
@@ -162,8 +159,8 @@ pub(super) fn section(run: &Run) -> Option<Section> {
         notes: vec![
             "The client and the server are guests with emulated processors: compare the columns and the requests, not the rates with those \
              of the study. Its file had just been written, and its reads of the disk nearly equal those of the memory: they came from \
-             the page cache. With read-ahead, the initiator's requests are larger than the reads of dd; without it, each read is a \
-             request."
+             the page cache. With read-ahead, the initiator's requests are larger than the reads of dd; without it, the kernel \
+             requests each page of 4 KiB separately. The requests include those for the file system's own blocks."
                 .into(),
         ],
         ..Table::default()
@@ -180,8 +177,7 @@ mod tests {
 
     #[test]
     fn a_line_has_a_size_a_state_requests_and_a_time() {
-        let line =
-            "4096|just written|10|74|4194304 bytes (4.0MB) copied, 0.500000 seconds, 8.0MB/s";
+        let line = "4096|just written|10|74|1790000000.250000|1790000000.750000";
         assert_eq!(read_line(line), Some((4096, JUST_WRITTEN, 64.0, 0.5)));
         assert_eq!(read_line("dd: /mnt/file: No such file or directory"), None);
     }

@@ -95,8 +95,8 @@ pub(super) fn section(run: &Run) -> Option<Section> {
             .to_vec(),
         rows: rows.collect(),
         notes: vec![
-            "The machine reads and writes its disk, stops, and is written to a file for temporary files; its process ends. Another \
-             process attaches the disk, reads the file, and the load goes on. Each block that the load has written is compared at \
+            "The machine reads and writes its disk, stops, and is written to a file in the folder for temporary files, without a flush to \
+             the disk; its process ends. Another process attaches the disk, reads the file, and the load goes on. Each block that the load has written is compared at \
              its end: a difference or a failed I/O is a failure of the cell. The thesis proposed the measurement."
                 .into(),
         ],
