@@ -236,7 +236,7 @@ pub(super) fn beside_peers(program: &Path, options: &Options) -> Result<Field> {
     let mut field = Field::default();
     // None of these boots a guest.
     let folder = temp_dir();
-    let folders = Folders { volumes: &folder, guests: &folder };
+    let folders = Folders { volumes: &folder, guests: &folder, scst: None };
     for (target_under_test, name, peer) in [
         (TargetUnderTest::Sarsen, SARSEN, None),
         (TargetUnderTest::Tgt, TGT, Some("tgtd")),
