@@ -112,7 +112,7 @@ fn invalid_arguments_are_refused_before_start() -> Result<()> {
     let twice = ["-c", "iscsi://a/iqn.2026-11.proof:x/0", "-c", "iscsi://b/iqn.2026-11.proof:x/0"];
     for (arguments, code, reported) in [
         (["run", "nothing"].as_slice(), USAGE, "known: trinkle"),
-        (&["run", "trinkle", "-c", "scst"], USAGE, "write sarsen, tgt"),
+        (&["run", "trinkle", "-c", "ietd"], USAGE, "write sarsen, tgt"),
         (&["run", "trinkle", "--report", "r.pdf"], USAGE, "must be one of .html"),
         (&["run", "trinkle", "--report", "no/r.html"], USAGE, "folder no does not exist"),
         (&["run", "trinkle", "--only", "test=No such"], USAGE, "Maximum IOPS, "),

@@ -255,7 +255,7 @@ fn scst_comes_and_goes_in_a_guest() -> Result<()> {
     }
     let folder = tempfile::tempdir()?;
     let error = start(&TargetUnderTest::Scst, CacheMode::DirectSync, folder.path()).unwrap_err();
-    ensure!(error.to_string().contains("name their folder with --scst"), "{error}");
+    ensure!(error.to_string().contains("name its folder with --scst"), "{error}");
     Ok(())
 }
 
