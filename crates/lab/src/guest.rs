@@ -127,6 +127,11 @@ pub fn small_program(program: &Path, folder: &Path) -> Result<PathBuf, GuestErro
     }
 }
 
+/// Returns a path as a value of an option of QEMU, which separates options by commas.
+pub(crate) fn option_value(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
+}
+
 /// Adds the path of a file to the system's error.
 pub(crate) fn at(path: &Path) -> impl Fn(io::Error) -> GuestError {
     move |source| GuestError::File { path: path.into(), source }
@@ -276,7 +281,7 @@ impl Guest {
     }
 
     /// Ends its process at once, as a power failure ends a machine.
-    pub fn cut_power(&mut self) -> Result<(), GuestError> {
+    pub fn kill(&mut self) -> Result<(), GuestError> {
         Ok(self.daemon.kill()?)
     }
 
@@ -320,6 +325,11 @@ impl Guest {
     pub fn run(&self, script: &str, limit: Duration) -> Result<String, GuestError> {
         self.begin(script)?;
         self.end(limit)
+    }
+
+    /// Executes a script that uses the functions of `/storage`, and returns its output without white space at both ends.
+    pub fn run_with_storage(&self, script: &str, limit: Duration) -> Result<String, GuestError> {
+        Ok(self.run(&with_storage(script), limit)?.trim().to_owned())
     }
 
     /// Begins the execution of a script, so that several guests can work at once; [`Self::end`] waits for its end.
@@ -391,6 +401,11 @@ impl Guest {
         let console = String::from_utf8_lossy(tail).into_owned();
         GuestError::Silent { name: self.name.clone(), source, console }
     }
+}
+
+/// Returns a script that can use the functions of `/storage`.
+pub(crate) fn with_storage(script: &str) -> String {
+    format!(". /storage\n{script}\n")
 }
 
 /// Creates a private folder for sockets and consoles.

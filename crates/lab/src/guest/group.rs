@@ -94,8 +94,7 @@ fn with_disks(
     for (index, cache) in caches.iter().enumerate() {
         let path = folder.join(format!("{name}-{index}.img"));
         File::create(&path).and_then(|file| file.set_len(bytes)).map_err(at(&path))?;
-        // QEMU separates options by commas.
-        let file = path.display().to_string().replace(',', ",,");
+        let file = super::option_value(&path);
         let drive = format!("if=virtio,format=raw,cache={cache},file={file}");
         spec = spec.arguments(&["-drive", &drive]);
     }

@@ -8,7 +8,7 @@ use sarsen_io::time::now;
 use serde_json::{Value, json};
 
 use super::disk::DiskForm;
-use super::monitor::socket;
+use super::monitor::unix_address;
 use super::{Guest, GuestError, GuestSpec};
 use crate::process;
 
@@ -55,8 +55,8 @@ impl Guest {
         (form, node): (DiskForm, &Value),
     ) -> Result<Self, GuestError> {
         let receiver = self.start_receiver(spec, (form, node))?;
-        let socket = socket(&receiver.folder.path().join(INCOMING));
-        let waits = receiver.monitor().and_then(|mut monitor| monitor.receive(&socket));
+        let address = unix_address(&receiver.folder.path().join(INCOMING));
+        let waits = receiver.monitor().and_then(|mut monitor| monitor.receive(&address));
         waits.map_err(self.hypervisor_error())?;
         Ok(receiver)
     }
@@ -86,8 +86,8 @@ impl Guest {
 
     /// Moves the running guest to the process that waits for it, and ends the one that it has left.
     pub fn migrate(&mut self, receiver: Self) -> Result<Migration, GuestError> {
-        let socket = socket(&receiver.folder.path().join(INCOMING));
-        let said = self.monitor().and_then(|mut monitor| monitor.migrate(&socket));
+        let address = unix_address(&receiver.folder.path().join(INCOMING));
+        let said = self.monitor().and_then(|mut monitor| monitor.migrate(&address));
         let said = said.map_err(self.hypervisor_error())?;
         let migration = Migration::of(&said).ok_or_else(|| {
             self.hypervisor_error()(io::Error::other(format!("no times in {said}")))
@@ -119,7 +119,7 @@ impl Guest {
         let suspend = now() - begun;
         let bytes = std::fs::metadata(&whole).map_err(super::at(&whole))?.len();
         // Its session ends before the next one begins.
-        self.cut_power()?;
+        self.kill()?;
 
         let other = self.start_receiver(spec, (form, node))?;
         let begun = now();

@@ -17,7 +17,7 @@ const BANDWIDTH: u64 = 1 << 40;
 const COMPLETED: &str = "completed";
 
 /// Returns QEMU's address of a socket.
-pub(super) fn socket(path: &Path) -> String {
+pub(super) fn unix_address(path: &Path) -> String {
     format!("unix:{}", path.display())
 }
 

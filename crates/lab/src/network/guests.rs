@@ -83,7 +83,7 @@ pub struct GuestCards {
     /// The words before a command on the side of the guest.
     prefix: Vec<String>,
     /// Freed after `drop` has removed the interfaces.
-    _number: GuestNumber,
+    number: Option<GuestNumber>,
 }
 
 #[derive(Debug)]
@@ -181,13 +181,13 @@ impl Network {
             GuestSide::Initiator => (self.initiator_command_prefix(), initiator),
         };
         let prefix = prefix.to_vec();
+        let mut cards = GuestCards { cards: Vec::new(), refused: Vec::new(), prefix, number: None };
+        let Some(sides) = &self.sides else { return Ok(cards) };
         let number = numbers.take();
         let number =
             number.ok_or(format!("a side of the network has at most {GUESTS_MAX} guests"))?;
         let place = (side, number.number);
-        let mut cards =
-            GuestCards { cards: Vec::new(), refused: Vec::new(), prefix, _number: number };
-        let Some(sides) = &self.sides else { return Ok(cards) };
+        cards.number = Some(number);
         let present = self.links.iter().enumerate().filter(|(_, link)| link.address.is_ok());
         for (index, link) in present {
             match card(sides, place, index, &link.profile) {

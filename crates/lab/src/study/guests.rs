@@ -135,13 +135,13 @@ impl Storage {
             count => &group.clients()[..count],
         };
         if !self.serve.is_empty() {
-            let serve = with_storage(&format!("{} {clients}", self.serve));
+            let serve = guest::with_storage(&format!("{} {clients}", self.serve));
             group.server().run(&serve, STORAGE_LIMIT)?;
         }
         all(users, STORAGE_LIMIT, |number| format!("{} {number}", self.mount))?;
         let said = all(users, limit, script)?;
         all(users, STORAGE_LIMIT, |_| format!("umount /mnt\n{}", self.detach))?;
-        group.server().run(&with_storage(self.end), STORAGE_LIMIT)?;
+        group.server().run(&guest::with_storage(self.end), STORAGE_LIMIT)?;
         Ok(said)
     }
 }
@@ -152,14 +152,10 @@ fn all(
     limit: Duration,
     script: impl Fn(usize) -> String,
 ) -> Result<Vec<String>, GuestError> {
-    for (guest, number) in guests.iter().zip(1..) {
-        guest.begin(&with_storage(&script(number)))?;
+    for (user, number) in guests.iter().zip(1..) {
+        user.begin(&guest::with_storage(&script(number)))?;
     }
     guests.iter().map(|guest| guest.end(limit)).collect()
-}
-
-fn with_storage(script: &str) -> String {
-    format!(". /storage\n{script}\n")
 }
 
 /// The guests of a run.

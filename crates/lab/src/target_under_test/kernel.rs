@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::running::{Running, VolumeEndpoint, on_free_port};
 use super::{Backing, Image, TargetUnderTestError};
-use crate::guest::{Guest, GuestSpec, Recipe};
+use crate::guest::{self, Guest, GuestSpec, Recipe};
 use crate::network::{GuestSide, Network};
 
 /// Memory of a guest without a page cache for its disks.
@@ -131,8 +131,7 @@ fn disk(number: usize, image: &Image, file: &Path) -> [String; 2] {
         Backing::File(_) => image.cache_name(),
     };
     let block = image.block_bytes;
-    // QEMU separates options by commas.
-    let file = file.display().to_string().replace(',', ",,");
+    let file = guest::option_value(file);
     [
         format!("if=none,id=image{number},format=raw,cache={cache},file={file}"),
         format!(

@@ -1,7 +1,7 @@
 //! What a power failure of the server loses, by cache mode. The study argues that what is in a cache is lost, that a cache of
 //! the server below those of its clients wastes memory, and that O_SYNC of a client is no help where the server ignores it.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Read as _;
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -12,7 +12,7 @@ use sarsen_io::time::now;
 
 use super::{CACHE, MODES, TARGET};
 use crate::folder::{PrivateFolder, RUN_PREFIX};
-use crate::guest::{self, Guest, GuestError, GuestSpec};
+use crate::guest::{self, Guest, GuestSpec};
 use crate::network::LinkProfile;
 use crate::record::{Labels, Measures, Outcome, Run, figure};
 use crate::report::{Block, Section, Table};
@@ -60,7 +60,7 @@ pub(super) fn points() -> Vec<Point> {
         time: TIME,
         measurement: Box::new(move |subject| {
             let seed = subject.seed;
-            match measure(cache, sync == SYNCS[1], seed, subject.guests, &std::env::temp_dir()) {
+            match measure(cache, sync == SYNCS[1], seed, subject.guests) {
                 Ok(measures) => Outcome::Measured(measures),
                 Err(error) => error.into(),
             }
@@ -76,11 +76,10 @@ fn measure(
     syncs: bool,
     seed: u64,
     guests: &Path,
-    parent: &Path,
 ) -> Result<Measures, TargetUnderTestError> {
     let failed = TargetUnderTestError::Failed;
-    let folder =
-        PrivateFolder::new(parent, RUN_PREFIX).map_err(|error| failed(error.to_string()))?;
+    let folder = PrivateFolder::new(&std::env::temp_dir(), RUN_PREFIX)
+        .map_err(|error| failed(error.to_string()))?;
     let disk = folder.path().join("disk");
     let created = File::create(&disk).and_then(|file| file.set_len(DISK_BYTES));
     created.map_err(|error| failed(error.to_string()))?;
@@ -88,8 +87,7 @@ fn measure(
     let mut rng = Rng::new(seed);
     let data: Vec<u8> = (0..BYTES / 8).flat_map(|_| rng.bits().to_be_bytes()).collect();
     // What the guest's own disk holds outlives the guest, in the page cache of this machine.
-    // QEMU separates options by commas.
-    let file = disk.display().to_string().replace(',', ",,");
+    let file = guest::option_value(&disk);
     let drive = format!("if=virtio,format=raw,cache=writeback,file={file}");
     let spec = GuestSpec::new(&RECIPE, guests, MEMORY_MIB)
         .storage(Ipv4Addr::LOCALHOST)
@@ -98,11 +96,11 @@ fn measure(
         .arguments(&["-drive", &drive]);
     let mut guest = Guest::start("server", &spec)?;
     guest.wait_for_boot()?;
-    run(&guest, &format!("hostname server\nCACHE={cache} serve_sarsen 1\nattach_iscsi 1"))?;
+    let begin = format!("hostname server\nCACHE={cache} serve_sarsen 1\nattach_iscsi 1");
+    guest.run_with_storage(&begin, LIMIT)?;
     let begun = now();
     let sync = if syncs { "conv=fsync" } else { "" };
-    let said = run(
-        &guest,
+    let said = guest.run_with_storage(
         &format!(
             "page_cache() {{ awk '/^(Cached|Buffers):/ {{ kib += $2 }} END {{ print kib }}' /proc/meminfo; }}\n\
              find_disk\n\
@@ -110,8 +108,9 @@ fn measure(
              dd if=/data of=$disk bs=64k oflag=direct {sync} 2>/run/dd || {{ cat /run/dd; false; }}\n\
              echo $(($(page_cache) - before))"
         ),
+        LIMIT,
     )?;
-    guest.cut_power()?;
+    guest.kill()?;
     if now() - begun > WRITE_LIMIT {
         let reason = "the writes took more than 20 s, and the server may have written some back: run it on a less busy machine";
         return Err(failed(reason.into()));
@@ -122,17 +121,12 @@ fn measure(
     read.map_err(|error| failed(error.to_string()))?;
     let blocks = || data.chunks(BLOCK_BYTES).zip(found.chunks(BLOCK_BYTES));
     let lost = blocks().filter(|(written, found)| written != found).count();
-    let _ = fs::remove_file(&disk);
     let figures = [
         (figure::LOST_PERCENT, lost as f64 / blocks().count() as f64 * 100.0),
         (figure::PAGE_CACHE_PERCENT, grown * 1024.0 / BYTES as f64 * 100.0),
     ];
     let figures = figures.map(|(name, value)| (name.to_owned(), value));
     Ok(Measures { figures: figures.into(), ..Measures::default() })
-}
-
-fn run(guest: &Guest, script: &str) -> Result<String, GuestError> {
-    Ok(guest.run(&format!(". /storage\n{script}\n"), LIMIT)?.trim().to_owned())
 }
 
 /// Returns the section about the power failures.

@@ -62,10 +62,7 @@ pub(super) fn points() -> Vec<GuestPoint> {
 }
 
 fn run(guest: &Guest, script: &str) -> Result<String, GuestError> {
-    Ok(guest
-        .run(&format!(". /storage\nFILE_COUNT={COUNT}\n{SCRIPT}{script}\n"), LIMIT)?
-        .trim()
-        .to_owned())
+    guest.run_with_storage(&format!("FILE_COUNT={COUNT}\n{SCRIPT}{script}"), LIMIT)
 }
 
 /// `write_files NAME` writes durable files with their own names as content, and prints how many it could write; `count_files NAME`

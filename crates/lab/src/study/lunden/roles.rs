@@ -44,7 +44,7 @@ pub(super) fn point() -> GuestPoint {
 }
 
 fn run(guest: &Guest, script: &str) -> Result<String, GuestError> {
-    Ok(guest.run(&format!(". /storage\n{script}\n"), LIMIT)?.trim().to_owned())
+    guest.run_with_storage(script, LIMIT)
 }
 
 fn measure(group: &Group) -> Result<Vec<(Labels, Outcome)>, GuestError> {
