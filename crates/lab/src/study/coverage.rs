@@ -98,6 +98,20 @@ fn labels<'a>(study: &'a str, cells: &'a str) -> (&'a str, Labels) {
     (study, labels)
 }
 
+/// Returns the arguments of `sarsen lab run` that measure the cells of an experiment, or where a report has its limits.
+fn how(study: &str, cells: &str) -> String {
+    let (name, labels) = labels(study, cells);
+    if labels.value("limit").is_some() {
+        return "the limits in each report".into();
+    }
+    let study = super::find(name).unwrap_or_else(|| panic!("no study {name}"));
+    let is_quick = have(&[study.plan(&choices(Scale::Quick))], &labels);
+    let scale = if is_quick { "" } else { " --full" };
+    let (_, cells) = cells.split_once(": ").unwrap_or(("", cells));
+    let only = cells.split(", ").map(|label| format!(" --only '{label}'")).collect::<String>();
+    format!("`{name}{scale}{only}`")
+}
+
 /// Returns the complete plans of a study: with its own targets, and with the stripes that only sarsen has.
 fn plans(study: &dyn Study) -> Vec<Plan> {
     let default = choices(Scale::Full);
@@ -107,7 +121,10 @@ fn plans(study: &dyn Study) -> Vec<Plan> {
 
 /// Whether a study measures these cells or these limits.
 fn measures(study: &dyn Study, cells: &Labels) -> bool {
-    let plans = plans(study);
+    have(&plans(study), cells)
+}
+
+fn have(plans: &[Plan], cells: &Labels) -> bool {
     if cells.value("limit").is_some() {
         return plans.iter().any(|plan| plan.limits);
     }
@@ -138,8 +155,9 @@ fn page() -> String {
          The five studies that the [lab](lab.md) repeats have the following experiments, tables, figures and findings. \
          *Measured*: the lab varies the same factor over the same levels and measures the same quantity. *Partly*: \
          something is missing, which is named. Other hardware, other versions and the rate of a network do not count as \
-         missing. `--only` selects the cells, for example `sarsen lab run trinkle --only 'mtu=9000'`; limits are \
-         measured in each run. Before a colon is the name of another study that has the cells.\n\n\
+         missing. In brackets are the arguments after `sarsen lab run` that measure one of its cells, or several; a cell must have \
+         all labels of `--only`. The first part of a place is the study's own number: T of a table, F of a figure, G of an \
+         appendix; S is a set-up, R a result and C a conclusion of its text.\n\n\
          <!-- Generated from crates/lab/published/experiments.csv by the tests of sarsen-lab with SARSEN_WRITE=1. -->\n\n\
          | Study | Experiments | Measured | Partly | Not measured |\n| --- | --- | --- | --- | --- |\n",
     );
@@ -162,7 +180,10 @@ fn page() -> String {
         .unwrap();
         for experiment in experiments.iter().filter(|experiment| experiment.study == study) {
             let Experiment { id, subject, finding, coverage, cells, note, .. } = experiment;
-            let cells = if cells.is_empty() { String::new() } else { format!(" (`{cells}`)") };
+            let cells = match cells.as_str() {
+                "" => String::new(),
+                cells => format!(" ({})", how(study, cells)),
+            };
             let note = if note.is_empty() { String::new() } else { format!(": {note}") };
             let coverage = coverage.as_str();
             writeln!(page, "| {id} | {subject} | {finding} | **{coverage}**{cells}{note} |")
