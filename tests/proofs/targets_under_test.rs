@@ -17,7 +17,8 @@ use sarsen_lab::access::AccessPattern;
 use sarsen_lab::load::{self, Endpoint, LoadOptions};
 use sarsen_lab::network::{LinkProfile, Network};
 use sarsen_lab::target_under_test::{
-    Folders, Medium, Running, Striping, TargetUnderTest, TargetUnderTestError, VolumeSpec,
+    Folders, GuestTarget, Medium, Running, Striping, TargetUnderTest, TargetUnderTestError,
+    VolumeSpec,
 };
 use sarsen_lab::trace::Request;
 use sarsen_node::stores::CacheMode;
@@ -243,7 +244,24 @@ fn the_bare_media_answer() -> Result<()> {
 #[test]
 #[ignore = "boots a kernel under emulation"]
 fn lio_comes_and_goes_in_a_guest() -> Result<()> {
-    comes_and_goes(&TargetUnderTest::Lio, CacheMode::DirectSync)
+    comes_and_goes(&TargetUnderTest::InGuest(GuestTarget::Lio), CacheMode::DirectSync)
+}
+
+#[test]
+#[ignore = "boots a kernel under emulation"]
+fn programs_come_and_go_in_guests() -> Result<()> {
+    let programs = [
+        (GuestTarget::Sarsen, None),
+        (GuestTarget::Tgt, Some("tgtd")),
+        (GuestTarget::Istgt, Some("istgt")),
+    ];
+    for (target, peer) in programs {
+        if peer.is_none_or(is_installed) {
+            comes_and_goes(&TargetUnderTest::InGuest(target), CacheMode::WriteBack)
+                .with_context(|| target.as_str())?;
+        }
+    }
+    Ok(())
 }
 
 /// `SARSEN_SCST` names the folder of its sources, which no package contains.
@@ -251,10 +269,12 @@ fn lio_comes_and_goes_in_a_guest() -> Result<()> {
 #[ignore = "builds a kernel module and boots a kernel under emulation"]
 fn scst_comes_and_goes_in_a_guest() -> Result<()> {
     if std::env::var_os("SARSEN_SCST").is_some() {
-        return comes_and_goes(&TargetUnderTest::Scst, CacheMode::DirectSync);
+        return comes_and_goes(&TargetUnderTest::InGuest(GuestTarget::Scst), CacheMode::DirectSync);
     }
     let folder = tempfile::tempdir()?;
-    let error = start(&TargetUnderTest::Scst, CacheMode::DirectSync, folder.path()).unwrap_err();
+    let error =
+        start(&TargetUnderTest::InGuest(GuestTarget::Scst), CacheMode::DirectSync, folder.path())
+            .unwrap_err();
     ensure!(error.to_string().contains("name its folder with --scst"), "{error}");
     Ok(())
 }

@@ -16,6 +16,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+#[cfg(test)]
+pub(crate) use guests::GUESTS_MAX;
 pub use guests::{Attachment, GuestCards, GuestSide};
 use relay::wire::Wire;
 use sides::{LinkEnd, Sides};

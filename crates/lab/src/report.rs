@@ -107,6 +107,19 @@ pub struct Report {
     pub sections: Vec<Section>,
 }
 
+impl Report {
+    /// Removes what a run of a part of the cells leaves empty: rows, tables, charts, and sections of nothing else.
+    pub(crate) fn remove_empty_parts(&mut self) {
+        self.sections.retain_mut(|section| {
+            let count = section.blocks.len();
+            section.blocks.retain_mut(|block| !block.is_emptied());
+            let removed = section.blocks.len() < count;
+            let is_text = |block: &Block| matches!(block, Block::Text(_));
+            !(section.blocks.is_empty() || removed && section.blocks.iter().all(is_text))
+        });
+    }
+}
+
 /// A part with a heading.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Section {
@@ -132,6 +145,27 @@ pub enum Block {
     Bars(Bars),
     /// A line chart with a common axis: time series, sweeps, latency distributions.
     Lines(Lines),
+}
+
+impl Block {
+    /// Removes empty rows of a table. Returns whether a table or a chart has no content.
+    fn is_emptied(&mut self) -> bool {
+        match self {
+            Self::Text(_) | Self::List(_) | Self::Commands(_) => false,
+            Self::Table(table) => {
+                // The first cell of a row is its name.
+                let is_empty = |row: &[Cell]| {
+                    row.len() > 1 && row[1..].iter().all(|cell| *cell == Cell::Empty)
+                };
+                table.rows.retain(|row| !is_empty(row));
+                table.rows.is_empty()
+            }
+            Self::Bars(bars) => {
+                bars.series.iter().flat_map(|series| &series.values).all(Option::is_none)
+            }
+            Self::Lines(lines) => lines.series.iter().all(|series| series.points.is_empty()),
+        }
+    }
 }
 
 /// A table.
@@ -294,5 +328,37 @@ mod tests {
         assert_eq!("latex".parse(), Ok(Format::Latex));
         let error = "pdf".parse::<Format>().unwrap_err().to_string();
         assert!(error.contains("\"pdf\"") && error.contains("html"), "{error}");
+    }
+
+    #[test]
+    fn what_was_not_planned_leaves_no_empty_parts() {
+        let text = |text: &str| Cell::Text(text.into());
+        let table = |rows| Block::Table(Table { rows, ..Table::default() });
+        let bars = |value| {
+            let series = vec![BarSeries { values: vec![value], ..BarSeries::default() }];
+            Block::Bars(Bars { series, ..Bars::default() })
+        };
+        let section = |heading: &str, blocks| Section { heading: heading.into(), blocks };
+        let empty = vec![text("none"), Cell::Empty];
+        let failed = vec![text("unsafe"), Cell::Failed("it ended".into())];
+        let paragraph = || Block::Text("The modes:".into());
+        let mut report = Report {
+            title: String::new(),
+            summary: Vec::new(),
+            sections: vec![
+                section("nothing", Vec::new()),
+                section("text", vec![paragraph()]),
+                section("a row", vec![table(vec![empty.clone(), failed.clone()]), bars(None)]),
+                section("introduction", vec![paragraph(), table(vec![empty]), bars(None)]),
+                section("a chart", vec![bars(Some(0.0))]),
+            ],
+        };
+        report.remove_empty_parts();
+        let expected = [
+            section("text", vec![paragraph()]),
+            section("a row", vec![table(vec![failed])]),
+            section("a chart", vec![bars(Some(0.0))]),
+        ];
+        assert_eq!(report.sections, expected);
     }
 }

@@ -254,10 +254,13 @@ fn load_with(
 /// Returns the report of a study with the threats to the validity of the run.
 pub fn report(study: &dyn Study, run: &Run) -> Report {
     let mut report = study.report(run);
-    for name in run.targets_under_test.iter().filter(|name| TargetUnderTest::is_emulated(name)) {
+    report.remove_empty_parts();
+    let names = run.targets_under_test.iter().map(String::as_str).collect();
+    let [_, emulated] = TargetUnderTest::comparable(names);
+    if !emulated.is_empty() {
         report.summary.push(format!(
-            "{name} runs in a guest with an emulated processor: its figures and its CPU time are not comparable with those of \
-             targets outside of guests, and no ranking contains it."
+            "{}: in guests with emulated processors, so that figures and CPU time are comparable only among targets in guests.",
+            emulated.join(", ")
         ));
     }
     if let Some((sentence, section)) = validity::section(run) {

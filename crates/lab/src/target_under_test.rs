@@ -7,8 +7,8 @@
 //! their own [`Image`]s.
 
 mod direct;
+mod in_guest;
 pub mod istgt;
-mod kernel;
 mod nbdkit;
 mod running;
 pub mod sarsen;
@@ -30,6 +30,7 @@ use crate::load::Endpoint;
 use crate::network::Network;
 use crate::process::ProcessError;
 use crate::record::Outcome;
+pub use in_guest::GuestTarget;
 pub use running::Running;
 use running::{VolumeEndpoint, private_folder};
 
@@ -42,10 +43,8 @@ pub enum TargetUnderTest {
     Tgt,
     /// Debian's istgt.
     Istgt,
-    /// The target of the Linux kernel, in a guest.
-    Lio,
-    /// SCST, whose modules the lab builds for the kernel of a guest.
-    Scst,
+    /// A target in a guest.
+    InGuest(GuestTarget),
     /// nbdkit, which serves NBD.
     Nbdkit,
     /// An iSCSI target that the lab does not start. It serves one volume, with its existing size and cache mode.
@@ -249,8 +248,7 @@ impl TargetUnderTest {
             Self::Sarsen
             | Self::Tgt
             | Self::Istgt
-            | Self::Lio
-            | Self::Scst
+            | Self::InGuest(_)
             | Self::Nbdkit
             | Self::Direct => true,
             Self::Iscsi(_) | Self::Nbd(_) | Self::DirectPath(_) => false,
@@ -267,9 +265,16 @@ impl TargetUnderTest {
         matches!(self, Self::Direct | Self::DirectPath(_))
     }
 
-    /// Whether a target with this name runs in a guest with an emulated processor, so that it is not comparable with others.
+    /// Whether a target with this name runs in a guest with an emulated processor, so that it is comparable only with
+    /// others in guests.
     pub fn is_emulated(name: &str) -> bool {
-        [Self::Lio, Self::Scst].iter().any(|target| target.to_string() == name)
+        GuestTarget::ALL.iter().any(|target| target.as_str() == name)
+    }
+
+    /// Returns the targets outside of guests, and those in guests: only those of one group are comparable.
+    pub fn comparable(names: Vec<&str>) -> [Vec<&str>; 2] {
+        let (emulated, others) = names.into_iter().partition(|name| Self::is_emulated(name));
+        [others, emulated]
     }
 
     /// Whether initiators reach it only over the machine's own network.
@@ -324,12 +329,8 @@ impl TargetUnderTest {
             Self::Sarsen => with_images(all, &|images| sarsen::start(program, network, images)),
             Self::Tgt => with_images(tgt::takes, &|images| tgt::start(network, images)),
             Self::Istgt => with_images(istgt::takes, &|images| istgt::start(network, images, None)),
-            Self::Lio => with_images(kernel::takes, &|images| {
-                kernel::start(network, images, folders.guests, &kernel::lio(images))
-            }),
-            Self::Scst => with_images(kernel::takes, &|images| {
-                let scst = scst::target(images, folders.scst, folders.guests)?;
-                kernel::start(network, images, folders.guests, &scst)
+            Self::InGuest(target) => with_images(target.takes(), &|images| {
+                in_guest::start(*target, network, images, program, folders)
             }),
             Self::Nbdkit => with_images(nbdkit::takes, &|images| nbdkit::start(network, images)),
             Self::Direct => with_images(direct::takes, &direct::start),
@@ -400,8 +401,7 @@ impl fmt::Display for TargetUnderTest {
             Self::Sarsen => f.write_str("sarsen"),
             Self::Tgt => f.write_str("tgt"),
             Self::Istgt => f.write_str("istgt"),
-            Self::Lio => f.write_str("lio"),
-            Self::Scst => f.write_str("scst"),
+            Self::InGuest(target) => f.write_str(target.as_str()),
             Self::Nbdkit => f.write_str("nbdkit"),
             Self::Iscsi(url) => write!(f, "{}", url.target),
             Self::Nbd(url) => url.fmt(f),
@@ -419,12 +419,13 @@ impl FromStr for TargetUnderTest {
             "sarsen" => Self::Sarsen,
             "tgt" => Self::Tgt,
             "istgt" => Self::Istgt,
-            "lio" => Self::Lio,
-            "scst" => Self::Scst,
             "nbdkit" => Self::Nbdkit,
             "direct" => Self::Direct,
             _ => {
-                if let Some(path) = text.strip_prefix("direct:") {
+                let is_named = |target: &GuestTarget| target.as_str() == text;
+                if let Some(target) = GuestTarget::ALL.into_iter().find(is_named) {
+                    Self::InGuest(target)
+                } else if let Some(path) = text.strip_prefix("direct:") {
                     Self::DirectPath(path.into())
                 } else if text.starts_with("nbd://") || text.starts_with("nbd+unix://") {
                     Self::Nbd(text.parse().map_err(|error| no_target_under_test(&error))?)
@@ -438,8 +439,8 @@ impl FromStr for TargetUnderTest {
 
 fn no_target_under_test(error: &dyn fmt::Display) -> String {
     format!(
-        "this is not a target under test ({error}); write sarsen, tgt, istgt, lio, scst, \
-         nbdkit, direct, direct:PATH, iscsi://…, nbd://… or nbd+unix://…"
+        "this is not a target under test ({error}); write sarsen, tgt, istgt, nbdkit, lio, scst, \
+         sarsen-in-guest, tgt-in-guest, istgt-in-guest, direct, direct:PATH, iscsi://…, nbd://… or nbd+unix://…"
     )
 }
 
@@ -477,8 +478,8 @@ mod tests {
     #[test]
     fn names_are_read_as_they_are_written() {
         let url = "iscsi://host/iqn.2026-11.x:a/0";
-        for name in ["sarsen", "tgt", "istgt", "lio", "scst", "nbdkit", "direct", "direct:/dev/vdb"]
-        {
+        let named = ["sarsen", "tgt", "istgt", "nbdkit", "direct", "direct:/dev/vdb"];
+        for name in named.into_iter().chain(GuestTarget::ALL.map(GuestTarget::as_str)) {
             assert_eq!(name.parse::<TargetUnderTest>().unwrap().to_string(), name);
         }
         for name in ["nbd://h:10809/e", "nbd+unix:///e?socket=/run/nbd.sock"] {
@@ -512,7 +513,8 @@ mod tests {
     #[test]
     fn only_targets_with_stripes_get_striped_volumes() {
         let link = Network::build(&[LinkProfile::loopback()]).links()[0].clone();
-        for other in ["tgt", "istgt", "lio", "scst", "nbdkit", "direct"] {
+        let guests = GuestTarget::ALL.map(GuestTarget::as_str);
+        for other in ["tgt", "istgt", "nbdkit", "direct"].into_iter().chain(guests) {
             assert!(!other.parse::<TargetUnderTest>().unwrap().has_stripes(), "{other}");
             assert_eq!(start(other, &[striped("a")]).unwrap_err(), without_stripes(), "{other}");
         }

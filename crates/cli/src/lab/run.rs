@@ -39,8 +39,8 @@ pub(crate) struct Arguments {
     /// Use the durations and repetitions of the study: hours.
     #[arg(long)]
     full: bool,
-    /// A target to measure: sarsen, tgt, istgt, lio, nbdkit, direct, direct:PATH, or an iscsi://, nbd:// or nbd+unix://
-    /// URL. Several may be given [default: those of the study]
+    /// A target to measure: sarsen, tgt, istgt, nbdkit, direct, direct:PATH, or an iscsi://, nbd:// or nbd+unix:// URL; in
+    /// a guest: lio, scst, sarsen-in-guest, tgt-in-guest, istgt-in-guest. Several may be given [default: those of the study]
     // Read later: a complaint of clap's would repeat a URL with its secret.
     #[arg(long = "target", short = 'c', value_name = "NAME|URL")]
     targets_under_test: Vec<String>,

@@ -11,8 +11,8 @@ use super::{LinkProfile, Network, TAP_QUEUE_FRAMES};
 /// The numbers of the addresses of the first guest, and of its host, within a network.
 const GUEST: u8 = 3;
 const HOST: u8 = 1;
-/// Maximum number of guests on a side: the network of a link has no more addresses.
-const GUESTS_MAX: u8 = 4;
+/// Maximum number of guests on a side: it has no more networks with them.
+pub(crate) const GUESTS_MAX: u8 = 8;
 /// Maximum MTU of a TAP device: a frame has 65535 bytes with its header.
 const TAP_MTU_MAX: u32 = 65521;
 /// The first file descriptor of QEMU for a macvtap device, and their number: shells have no others with one digit.

@@ -10,8 +10,8 @@ use sarsen_io::tap::Tap;
 /// Number of links for which there are addresses.
 pub(super) const LINKS_MAX: usize = 256;
 
-/// Length of the common prefix of the addresses of a link: the two sides and up to four guests have one each.
-pub(super) const PREFIX_LENGTH: u8 = 29;
+/// Length of the common prefix of the addresses of a link: the two sides and up to eight guests have one each.
+pub(super) const PREFIX_LENGTH: u8 = 28;
 /// That of the networks of all guests of a side on a link.
 const GUESTS_PREFIX_LENGTH: u8 = 25;
 

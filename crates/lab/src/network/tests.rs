@@ -294,7 +294,7 @@ fn a_guest_has_a_card_for_each_link_until_it_ends() {
         assert_eq!(cards.arguments().len(), 4 * count, "{:?}", cards.arguments());
         let opened = cards.command_prefix().iter().any(|word| word.contains("3<>/dev/tap"));
         assert_eq!(opened, has_macvtap);
-        assert!(cards.script().contains("ip route add 198.18.0.0/29 via 198.19.0.1"));
+        assert!(cards.script().contains("ip route add 198.18.0.0/28 via 198.19.0.1"));
         let addresses = |cards: &GuestCards| {
             ["routed", "bridge", "user", "loopback"]
                 .map(|link| cards.address(link).map(|address| address.to_string()))
@@ -304,7 +304,7 @@ fn a_guest_has_a_card_for_each_link_until_it_ends() {
         assert_eq!(addresses(&cards), first);
         // Another guest of this side has its own.
         let second = network.guest_cards(GuestSide::Targets).unwrap();
-        let own = [at("198.19.0.11"), at("198.18.1.4"), None, at("198.19.4.11")];
+        let own = [at("198.19.0.19"), at("198.18.1.4"), None, at("198.19.4.19")];
         assert_eq!((addresses(&second), interfaces()), (own, 2 * count));
         drop(cards);
         assert_eq!(interfaces(), count);
@@ -315,8 +315,8 @@ fn a_guest_has_a_card_for_each_link_until_it_ends() {
     }
     // A guest on the other side has a routed card for each.
     let script = network.guest_cards(GuestSide::Initiator).unwrap().script();
-    assert!(script.contains("ip route add 198.18.3.0/29 via 198.19.3.129"), "{script}");
-    assert!(script.contains("ip address add 198.19.1.131/29"), "{script}");
+    assert!(script.contains("ip route add 198.18.3.0/28 via 198.19.3.129"), "{script}");
+    assert!(script.contains("ip address add 198.19.1.131/28"), "{script}");
 }
 
 /// Environment variable of the process that creates a network and is killed with it.

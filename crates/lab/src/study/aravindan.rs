@@ -9,6 +9,7 @@
 mod attachments;
 mod disks;
 mod migration;
+mod parallel_jobs;
 mod power_failure;
 mod report;
 #[cfg(test)]
@@ -27,7 +28,7 @@ use crate::multipath::{self, Fault, PathUse, Timers};
 use crate::network::LinkProfile;
 use crate::record::{Labels, Outcome, Run, Scale};
 use crate::report::Report;
-use crate::target_under_test::{Medium, TargetUnderTest, VolumeSpec};
+use crate::target_under_test::{GuestTarget, Medium, TargetUnderTest, VolumeSpec};
 
 const TARGET: &str = "target";
 const CACHE: &str = "cache";
@@ -102,6 +103,9 @@ const LOADS: [(&str, AccessPattern); 2] = [
     ),
 ];
 
+/// The target that the study chose.
+const LIO: TargetUnderTest = TargetUnderTest::InGuest(GuestTarget::Lio);
+
 /// Size of the disks of guests.
 const GUEST_DISK_BYTES: u64 = 256 << 20;
 /// The shortest measurement over a faulty line: several connections must be closed.
@@ -131,7 +135,7 @@ impl Study for Aravindan {
             ];
             // Their guests take too long for a quick run.
             if choices.scale == Scale::Full {
-                targets.extend([TargetUnderTest::Lio, TargetUnderTest::Scst]);
+                targets.extend(GuestTarget::ALL.map(TargetUnderTest::InGuest));
             }
             targets
         } else {
@@ -139,7 +143,7 @@ impl Study for Aravindan {
         };
         let medium = choices.medium.unwrap_or(Medium::Disk);
         let (warm_up, duration, bytes) = match choices.scale {
-            Scale::Quick => (Duration::from_millis(40), Duration::from_millis(160), 64 << 20),
+            Scale::Quick => (Duration::from_millis(30), Duration::from_millis(150), 64 << 20),
             Scale::Full => (Duration::from_secs(5), Duration::from_secs(60), 1 << 30),
         };
         let mut points = Vec::new();
@@ -171,6 +175,7 @@ impl Study for Aravindan {
                 }
             }
         }
+        points.extend(parallel_jobs::points(&targets_under_test, medium, [warm_up, duration]));
         points.extend(disks::points(&targets_under_test[0], choices.scale, [warm_up, duration]));
         let loopback = LinkProfile::loopback().name;
         points.extend(features::points(&targets_under_test, &loopback, MODES[0].name));
@@ -185,7 +190,7 @@ impl Study for Aravindan {
         let times = (choices.scale, duration.max(RECOVERY_SHORTEST));
         points.extend(recovery::points(of, place, &forms, 1, times));
         let mut links = vec![LinkProfile::loopback()];
-        let lio = targets_under_test.iter().position(|one| *one == TargetUnderTest::Lio);
+        let lio = targets_under_test.iter().position(|one| *one == LIO);
         if let Some(lio) = lio.filter(|_| choices.links) {
             links.extend(attachments::links());
             points.extend(attachments::points(lio, [warm_up, duration]));
@@ -262,11 +267,13 @@ fn measurement(
 ) -> Measurement {
     match medium {
         Medium::Disk => load_for(access, warm_up, duration),
-        // Five equal measurements with five names would be misleading.
-        Medium::Ram => {
-            Box::new(|_| Outcome::NotMeasured("memory has no cache modes: choose the disk".into()))
-        }
+        Medium::Ram => without_modes(),
     }
+}
+
+/// Five equal measurements with five names would be misleading.
+fn without_modes() -> Measurement {
+    Box::new(|_| Outcome::NotMeasured("memory has no cache modes: choose the disk".into()))
 }
 
 /// Returns the cell for the reads over several paths. It starts its own server.

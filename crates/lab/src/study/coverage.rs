@@ -24,7 +24,7 @@ struct Experiment {
     /// The result.
     finding: String,
     coverage: Coverage,
-    /// The cells that measure it: `test=Web Server, mtu=9000`.
+    /// The cells that measure it: `test=Web Server, target=lio|scst`.
     cells: String,
     /// What is missing, or the reason why nothing is measured.
     note: String,
@@ -88,12 +88,15 @@ fn experiments() -> Vec<Experiment> {
     csv::Reader::from_reader(text.as_bytes()).deserialize().map(Result::unwrap).collect()
 }
 
-/// Parses `dimension=value, …`. If another study has the cells, its name is before them, with a colon.
-fn labels<'a>(study: &'a str, cells: &'a str) -> (&'a str, Labels) {
+/// Parses `dimension=value, …`, and returns the labels for each of several values. If another study has the cells, its name is
+/// before them, with a colon.
+fn labels<'a>(study: &'a str, cells: &'a str) -> (&'a str, Vec<Labels>) {
     let (study, cells) = cells.split_once(": ").unwrap_or((study, cells));
-    let labels = cells.split(", ").fold(Labels::new(), |labels, label| {
-        let (dimension, value) = label.split_once('=').unwrap_or_else(|| panic!("{cells:?}"));
-        labels.with(dimension, value)
+    let labels = cells.split(", ").fold(vec![Labels::new()], |combinations, label| {
+        let (dimension, values) = label.split_once('=').unwrap_or_else(|| panic!("{cells:?}"));
+        let with =
+            |value| combinations.iter().map(move |labels| labels.clone().with(dimension, value));
+        values.split('|').flat_map(with).collect()
     });
     (study, labels)
 }
@@ -101,15 +104,20 @@ fn labels<'a>(study: &'a str, cells: &'a str) -> (&'a str, Labels) {
 /// Returns the arguments of `sarsen lab run` that measure the cells of an experiment, or where a report has its limits.
 fn how(study: &str, cells: &str) -> String {
     let (name, labels) = labels(study, cells);
-    if labels.value("limit").is_some() {
+    if labels.iter().any(are_limits) {
         return "the limits in each report".into();
     }
     let study = super::find(name).unwrap_or_else(|| panic!("no study {name}"));
     let is_quick = have(&[study.plan(&choices(Scale::Quick))], &labels);
-    let scale = if is_quick { "" } else { " --full" };
+    let mut command = format!("`{name}{}", if is_quick { "" } else { " --full" });
     let (_, cells) = cells.split_once(": ").unwrap_or(("", cells));
-    let only = cells.split(", ").map(|label| format!(" --only '{label}'")).collect::<String>();
-    format!("`{name}{scale}{only}`")
+    for label in cells.split(", ") {
+        let (dimension, values) = label.split_once('=').expect("labels were parsed");
+        for value in values.split('|') {
+            write!(command, " --only '{dimension}={value}'").unwrap();
+        }
+    }
+    command + "`"
 }
 
 /// Returns the complete plans of a study: with its own targets, and with the stripes that only sarsen has.
@@ -119,16 +127,22 @@ fn plans(study: &dyn Study) -> Vec<Plan> {
     [default, sarsen].iter().map(|choices| study.plan(choices)).collect()
 }
 
-/// Whether a study measures these cells or these limits.
-fn measures(study: &dyn Study, cells: &Labels) -> bool {
+/// Whether a study measures all of these cells or limits.
+fn measures(study: &dyn Study, cells: &[Labels]) -> bool {
     have(&plans(study), cells)
 }
 
-fn have(plans: &[Plan], cells: &Labels) -> bool {
-    if cells.value("limit").is_some() {
-        return plans.iter().any(|plan| plan.limits);
-    }
-    plans.iter().flat_map(Plan::cells).any(|labels| labels.include(cells))
+fn have(plans: &[Plan], cells: &[Labels]) -> bool {
+    cells.iter().all(|cell| {
+        if are_limits(cell) {
+            return plans.iter().any(|plan| plan.limits);
+        }
+        plans.iter().flat_map(Plan::cells).any(|labels| labels.include(cell))
+    })
+}
+
+fn are_limits(cell: &Labels) -> bool {
+    cell.value("limit").is_some()
 }
 
 #[test]

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use super::{ALL, Choices, Plan, Study};
 use crate::compare::compare;
-use crate::network::LinkProfile;
+use crate::network::{GUESTS_MAX, LinkProfile};
 use crate::record::{
     Bucket, Labels, Measures, Outcome, Run, Sample, Scale, Series, Setting, figure,
 };
 use crate::report::{self, Block, Cell, Format, Report, Section};
+use crate::target_under_test::TargetUnderTest;
 
 /// Maximum time of the measurements of a quick run, which takes about as long again to fill volumes and to measure limits.
 const QUICK_LIMIT: Duration = Duration::from_secs(120);
@@ -48,6 +49,10 @@ pub(super) fn plans(study: &dyn Study) {
 }
 
 fn check(plan: &Plan) {
+    let in_guests = plan.targets_under_test.iter();
+    let in_guests =
+        in_guests.filter(|target| matches!(target, TargetUnderTest::InGuest(_))).count();
+    assert!(in_guests <= usize::from(GUESTS_MAX), "{:?}", plan.targets_under_test);
     let mut cells = HashSet::new();
     for labels in plan.cells() {
         assert!(cells.insert(labels), "twice: {labels}");

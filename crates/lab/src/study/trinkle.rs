@@ -24,7 +24,7 @@ use crate::published;
 use crate::record::{Labels, Run, Scale, figure};
 use crate::report::{BarSeries, Bars, Block, Report, Section, Table};
 use crate::statistics::{Difference, Summary};
-use crate::target_under_test::{Medium, TargetUnderTest, VolumeSpec};
+use crate::target_under_test::{GuestTarget, Medium, TargetUnderTest, VolumeSpec};
 
 const TARGET: &str = "target";
 const MTU: &str = "mtu";
@@ -73,7 +73,7 @@ impl Study for Trinkle {
                 vec![TargetUnderTest::Sarsen, TargetUnderTest::Tgt, TargetUnderTest::Istgt];
             // Their guests take too long for a quick run.
             if choices.scale == Scale::Full {
-                targets.extend([TargetUnderTest::Lio, TargetUnderTest::Scst]);
+                targets.extend(GuestTarget::ALL.map(TargetUnderTest::InGuest));
             }
             targets
         } else {
@@ -185,8 +185,6 @@ impl Study for Trinkle {
         sections.extend(alignment::section(run));
         sections.push(every_run(run));
         sections.push(theirs());
-        // A run of a part of the cells has no figures for some sections.
-        sections.retain(|section| !section.blocks.is_empty());
         Report {
             title: "Comparison of open targets, standard and jumbo frames".into(),
             summary: summary(run),
@@ -236,19 +234,21 @@ fn summary(run: &Run) -> Vec<String> {
             networks.join(" and with ")
         ));
     }
-    let leaders = leaders(run);
-    let ahead = targets.iter().filter_map(|target| {
-        let own = || leaders.iter().filter(|leader| leader.target == *target);
-        let (all, real) = (own().count(), own().filter(|leader| leader.beyond_noise).count());
-        (all > 0).then(|| format!("{target} in {all}, in {real} of them by more than noise"))
-    });
-    let ahead: Vec<_> = ahead.collect();
-    if targets.len() > 1 && !ahead.is_empty() {
-        paragraphs.push(format!(
-            "The highest means, of {} in all: {}.",
-            leaders.len(),
-            ahead.join("; ")
-        ));
+    for (of, group) in
+        ["", " of targets in guests"].into_iter().zip(TargetUnderTest::comparable(targets))
+    {
+        let leaders = leaders(run, &group);
+        let ahead = group.iter().filter_map(|target| {
+            let own = || leaders.iter().filter(|leader| leader.target == *target);
+            let (all, real) = (own().count(), own().filter(|leader| leader.beyond_noise).count());
+            (all > 0).then(|| format!("{target} in {all}, in {real} of them by more than noise"))
+        });
+        let ahead: Vec<_> = ahead.collect();
+        if group.len() > 1 && !ahead.is_empty() {
+            let count = leaders.len();
+            paragraphs
+                .push(format!("The highest means{of}, {count} in all: {}.", ahead.join("; ")));
+        }
     }
     paragraphs.extend(alignment::summary(run));
     paragraphs.push(
@@ -266,16 +266,15 @@ struct Leader<'a> {
     beyond_noise: bool,
 }
 
-fn leaders(run: &Run) -> Vec<Leader<'_>> {
+/// Returns the leader among these targets in each test.
+fn leaders<'a>(run: &Run, targets: &[&'a str]) -> Vec<Leader<'a>> {
     let mut leaders = Vec::new();
     for mtu in run.values(MTU) {
         for test in tests() {
             let figures = |target| run.figures(&labels(target, mtu, test), metric(test).0);
-            let mut ranked: Vec<_> = run
-                .values(TARGET)
-                .into_iter()
-                .filter(|target| !TargetUnderTest::is_emulated(target))
-                .filter_map(|target| {
+            let mut ranked: Vec<_> = targets
+                .iter()
+                .filter_map(|&target| {
                     let values = figures(target);
                     Summary::of(&values).map(|summary| (target, summary.mean, values))
                 })
@@ -366,15 +365,14 @@ fn charts(run: &Run) -> Section {
 fn between_targets(run: &Run) -> Section {
     let mut blocks = Vec::new();
     // Each of a group against the first one: targets in guests are not comparable with others.
-    let (emulated, others): (Vec<&str>, Vec<&str>) =
-        run.values(TARGET).into_iter().partition(|target| TargetUnderTest::is_emulated(target));
+    let groups = TargetUnderTest::comparable(run.values(TARGET));
     let of_group = |group: Vec<&str>| match group.split_first() {
         Some((&first, rest)) => {
             rest.iter().map(|&other| (first.to_owned(), other.to_owned())).collect()
         }
         None => Vec::new(),
     };
-    let pairs = [of_group(others), of_group(emulated)].concat();
+    let pairs = groups.map(of_group).concat();
     if pairs.is_empty() {
         return Section { heading: "Differences between targets".into(), blocks };
     }

@@ -1,13 +1,15 @@
 //! Debian's istgt, in user space, with one or two threads for each connection and LUN.
 
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 use sarsen_node::stores::CacheMode;
 
+use super::in_guest::{self, Contents};
 use super::running::{Running, VolumeEndpoint, on_free_port};
 use super::{Backing, Image, TargetUnderTestError};
+use crate::guest::Recipe;
 use crate::network::Network;
 use crate::process;
 
@@ -92,6 +94,26 @@ fn start_on(
     Ok(running)
 }
 
+/// Returns a guest in which each image is LUN 0 of its own target.
+pub(super) fn in_guest(images: &[Image]) -> Contents {
+    const RECIPE: Recipe = Recipe { name: "istgt", packages: &["istgt"], modules: &[] };
+    let port = in_guest::PORT;
+    let mut text = global(Path::new("/run/istgt/"), (Ipv4Addr::UNSPECIFIED, port).into());
+    for number in 1..=images.len() {
+        text += &unit(number, &in_guest::target(number), &in_guest::device(number));
+    }
+    let script = format!(
+        "mkdir /run/istgt\n\
+         touch /run/istgt/auth.conf\n\
+         cat >/run/istgt/istgt.conf <<'END'\n\
+         {text}END\n\
+         begin istgt -D -c /run/istgt/istgt.conf\n\
+         until_true 60 listens {port}\n\
+         istgt -V | sed 1q\n"
+    );
+    Contents::new(&RECIPE, images, script)
+}
+
 fn global(folder: &Path, address: SocketAddr) -> String {
     let folder = folder.display();
     format!(
@@ -132,7 +154,7 @@ fn global(folder: &Path, address: SocketAddr) -> String {
     )
 }
 
-fn unit(number: u32, name: &str, image: &Path) -> String {
+fn unit(number: usize, name: &str, image: &Path) -> String {
     let image = image.display();
     format!(
         r#"

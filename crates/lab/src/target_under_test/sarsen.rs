@@ -10,8 +10,10 @@ use std::process::Command;
 use sarsen_initiator::Url;
 use serde::Deserialize;
 
+use super::in_guest::{self, Contents};
 use super::running::{READY_LIMIT, Running, VolumeEndpoint};
 use super::{Backing, Image, Striping, TargetUnderTestError};
+use crate::guest::{self, Recipe};
 use crate::network::Network;
 
 /// Environment variable with the path of another program than the running one.
@@ -81,6 +83,25 @@ pub(super) fn start(
         running.add_unit(&name, VolumeEndpoint::Refused(error));
     }
     Ok(running)
+}
+
+/// Returns a guest that serves each image as a volume with its own target. `work` is the folder for a copy of the program.
+pub(super) fn in_guest(
+    images: &[Image],
+    program: &Path,
+    work: &Path,
+) -> Result<Contents, TargetUnderTestError> {
+    const RECIPE: Recipe = Recipe { name: "sarsen", packages: &["libgcc-s1"], modules: &[] };
+    let files = vec![("sarsen".to_owned(), guest::small_program(program, work)?)];
+    let port = in_guest::PORT;
+    let mut script = format!("begin /sarsen serve --listen 0.0.0.0:{port}");
+    for (number, image) in (1..).zip(images) {
+        let backing = Backing::File(in_guest::device(number));
+        let image = Image { name: format!("disk{number}"), backing, ..image.clone() };
+        script += &format!(" --volume {}", volume(&image));
+    }
+    script += &format!("\nuntil_true 60 listens {port}\n/sarsen --version\n");
+    Ok(Contents { files, ..Contents::new(&RECIPE, images, script) })
 }
 
 /// Creates the pool of a striped image with its devices, and returns the value of `--pool`.

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::kernel::{KernelTarget, MEMORY_MIB};
+use super::in_guest::Contents;
 use super::{Backing, Image, TargetUnderTestError};
 use crate::guest::{self, GuestError, Recipe};
 use crate::process::{self, ProcessError};
@@ -33,13 +33,13 @@ const SCRIPT: &str = include_str!("scst.sh");
 const COPY_LIMIT: Duration = Duration::from_secs(60);
 const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 
-/// Returns SCST, which is built from its sources in a folder unless that was done before. `cache` is the folder that keeps
-/// what guests boot from.
-pub(super) fn target(
+/// Returns a guest with SCST, which is built from its sources in a folder unless that was done before. `cache` is the
+/// folder that keeps what guests boot from.
+pub(super) fn in_guest(
     images: &[Image],
     sources: Option<&Path>,
     cache: &Path,
-) -> Result<KernelTarget, TargetUnderTestError> {
+) -> Result<Contents, TargetUnderTestError> {
     let Some(sources) = sources else {
         let reason = "Debian has no package of SCST: clone https://github.com/SCST-project/scst, and name its folder with --scst";
         return Err(TargetUnderTestError::Unable(reason.into()));
@@ -65,11 +65,7 @@ pub(super) fn target(
             .expect("a string has no limit");
     }
     script += "enable_scst\n";
-    // What is in memory is in the page cache of the guest as well.
-    let in_memory = images.iter().filter(|image| image.backing == Backing::Memory);
-    let cached: u64 = in_memory.map(|image| image.bytes).sum();
-    let memory_mib = MEMORY_MIB + u32::try_from(cached >> 20).unwrap_or(u32::MAX / 2);
-    Ok(KernelTarget { name: "scst", recipe: &RECIPE, memory_mib, files, script })
+    Ok(Contents { files, ..Contents::new(&RECIPE, images, script) })
 }
 
 /// Returns SCST's handler of an image, and its option. What is in memory is served as in the study: through the page
@@ -170,7 +166,7 @@ mod tests {
     #[test]
     fn sources_are_necessary() {
         let folder = tempfile::tempdir().unwrap();
-        let refused = |sources| target(&[], sources, folder.path()).unwrap_err();
+        let refused = |sources| in_guest(&[], sources, folder.path()).unwrap_err();
         assert!(
             matches!(refused(None), TargetUnderTestError::Unable(why) if why.contains("--scst"))
         );

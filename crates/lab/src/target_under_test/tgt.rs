@@ -6,8 +6,10 @@ use std::process::Command;
 
 use sarsen_node::stores::CacheMode;
 
+use super::in_guest::{self, Contents};
 use super::running::{ADMIN_LIMIT, Running, VolumeEndpoint, on_free_port};
 use super::{Backing, Image, TargetUnderTestError};
+use crate::guest::Recipe;
 use crate::network::Network;
 use crate::process;
 
@@ -66,6 +68,22 @@ fn start_on(
     version.arg("--version");
     running.note_version(version, Some("tgt"));
     Ok(running)
+}
+
+/// Returns a guest in which each image is LUN 1 of its own target.
+pub(super) fn in_guest(images: &[Image]) -> Result<Contents, TargetUnderTestError> {
+    const RECIPE: Recipe = Recipe { name: "tgt", packages: &["tgt"], modules: &[] };
+    let port = in_guest::PORT;
+    let mut script =
+        format!("begin tgtd -f --iscsi portal=0.0.0.0:{port}\nuntil_true 60 listens {port}\n");
+    for ((tid, number), image) in (1..).zip(1..).zip(images) {
+        let steps = steps(tid, &in_guest::target(number), image, &in_guest::device(number))?;
+        for step in steps {
+            script += &format!("tgtadm --lld iscsi {}\n", step.join(" "));
+        }
+    }
+    script += "tgtd --version\n";
+    Ok(Contents { lun: LUN, ..Contents::new(&RECIPE, images, script) })
 }
 
 /// Runs `tgtadm` on a tgt that the lab started; the first image's target is `--tid 1`.

@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use super::super::{Initiator, Point, layout, load_for};
 use super::report::{metric, words};
-use super::{LOAD, LOADS, MODES, OPERATION, OPERATIONS, TARGET};
+use super::{LIO, LOAD, LOADS, MODES, OPERATION, OPERATIONS, TARGET};
 use crate::access::AccessPattern;
 use crate::network::{Attachment, LinkProfile};
 use crate::record::{Labels, Run, figure};
 use crate::report::{Block, Section, Table};
-use crate::target_under_test::TargetUnderTest;
 
 const ATTACHMENT: &str = "attachment";
 
@@ -36,7 +35,7 @@ pub(super) fn links() -> Vec<LinkProfile> {
 
 fn labels(attachment: &str, load: &str, operation: &str) -> Labels {
     Labels::new()
-        .with(TARGET, TargetUnderTest::Lio)
+        .with(TARGET, LIO)
         .with(ATTACHMENT, attachment)
         .with(LOAD, load)
         .with(OPERATION, operation)

@@ -3,7 +3,7 @@
 use super::super::{features, layout, recovery};
 use super::{
     CACHE, DM_MULTIPATH, FAILOVER, LOADS, MODES, Mode, OPERATIONS, PATH_COUNT, TARGET, TIMERS,
-    attachments, disks, labels, migration, power_failure, two_hosts,
+    attachments, disks, labels, migration, parallel_jobs, power_failure, two_hosts,
 };
 use crate::multipath::{FAILOVER_MS, LINK_RATE_MBIT, LONGEST_FAILOVER_MS, Timers};
 use crate::published::aravindan::{
@@ -36,6 +36,7 @@ pub(super) fn report(run: &Run) -> Report {
         against_writeback(run),
         for_measuring(run),
         order(run),
+        parallel_jobs::section(run),
         costs(run),
         disks::section(run),
         attachments::section(run),
@@ -45,8 +46,6 @@ pub(super) fn report(run: &Run) -> Report {
         over_paths(run),
         failover(run),
     ];
-    // A run of a part of the cells has no figures for some sections.
-    sections.retain(|section| !section.blocks.is_empty());
     let forms = [recovery::LEVELS, recovery::SECOND_CONNECTIONS].concat();
     sections.extend(recovery::section(run, &forms, THEIR_RECOVERY));
     sections.extend(features::section(run, THEIR_FEATURES));
@@ -257,26 +256,28 @@ fn order(run: &Run) -> Section {
         let figure = metric(load).0;
         for (operation, _) in OPERATIONS {
             for mode in MODES {
-                let mut means: Vec<_> = targets(run)
-                    .into_iter()
-                    .filter(|target| *target != DIRECT && !TargetUnderTest::is_emulated(target))
-                    .filter_map(|target| {
-                        let labels = labels(target, mode.name, load, operation);
-                        Some((target, mean(run, &labels, figure)?))
-                    })
-                    .collect();
-                if means.is_empty() {
+                let groups = TargetUnderTest::comparable(targets(run)).map(|group| {
+                    let mean =
+                        |target| mean(run, &labels(target, mode.name, load, operation), figure);
+                    let mut means: Vec<_> = group
+                        .into_iter()
+                        .filter(|target| *target != DIRECT)
+                        .filter_map(|target| Some((target, mean(target)?)))
+                        .collect();
+                    means.sort_by(|a, b| b.1.total_cmp(&a.1));
+                    means.into_iter().map(|(target, _)| target).collect::<Vec<_>>().join(", ")
+                });
+                if groups.iter().all(String::is_empty) {
                     continue;
                 }
-                means.sort_by(|a, b| b.1.total_cmp(&a.1));
-                let names: Vec<_> = means.into_iter().map(|(target, _)| target).collect();
+                let [here, in_guests] = &groups;
                 let theirs = if operation == "read" {
                     format!("{FASTEST_READS} first")
                 } else {
                     ORDER.join(", ")
                 };
                 rows.push(
-                    [operation, load, mode.name, &names.join(", "), &theirs]
+                    [operation, load, mode.name, here, in_guests, &theirs]
                         .map(layout::text)
                         .to_vec(),
                 );
@@ -295,7 +296,7 @@ fn order(run: &Run) -> Section {
     if !rows.is_empty() {
         blocks.push(Block::Table(Table {
             caption: "Targets from the fastest to the slowest, by means".into(),
-            columns: ["Operation", "Load", "Mode", "Here", "Aravindan 2014"]
+            columns: ["Operation", "Load", "Mode", "Here", "Here in guests", "Aravindan 2014"]
                 .map(Into::into)
                 .to_vec(),
             rows,

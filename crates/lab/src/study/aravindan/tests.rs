@@ -8,18 +8,21 @@ fn the_plans_can_be_carried_out_and_the_quick_one_is_quick() {
     soundness::plans(&Aravindan);
     let plan = Aravindan.plan(&soundness::choices(Scale::Full));
     let in_a_machine = 4 * 3 * 2 + 2;
-    // The features of five targets, and six forms of a session with three faults each.
-    let (features, recovery) = (5, 6 * 3);
+    let targets = 9;
+    // The features of all but the bare medium, and six forms of a session with three faults each.
+    let (features, recovery) = (targets - 1, 6 * 3);
+    let parallel_jobs = LOADS.len() * targets;
     let (attachments, migration, power_failures) = (4 * 3 * 2, 1, 5 * 2);
     let others = PATHS.len()
         + TIMERS.len()
         + Fault::ALL.len()
+        + parallel_jobs
         + features
         + recovery
         + attachments
         + migration
         + power_failures;
-    assert_eq!(plan.points.len(), 5 * 3 * 2 * 6 + in_a_machine + others);
+    assert_eq!(plan.points.len(), 5 * 3 * 2 * targets + in_a_machine + others);
     let modes: Vec<_> = plan.volumes.iter().map(|volume| volume.cache).collect();
     assert_eq!(modes, MODES.map(|mode| mode.cache));
 }

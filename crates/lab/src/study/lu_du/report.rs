@@ -35,7 +35,6 @@ pub(super) fn report(run: &Run) -> Report {
         set_up(run),
         factors::section(run),
     ];
-    sections.retain(|section| !section.blocks.is_empty());
     sections.extend(encryption::section(run));
     sections.extend(layout::limits(run));
     sections.push(files::section(run));

@@ -51,7 +51,9 @@ fn changes(run: &Run, target: &str) -> Vec<Change> {
         }
         let after = labels(target, medium, operation, RANDOM, LINK_SIZE);
         add("access", (SEQUENTIAL, &base), RANDOM, after, None);
-        let is_compared = |other: &&str| *other != target && !TargetUnderTest::is_emulated(other);
+        let is_emulated = TargetUnderTest::is_emulated;
+        let is_compared =
+            |other: &&str| *other != target && is_emulated(other) == is_emulated(target);
         for other in run.values(TARGET).into_iter().filter(is_compared) {
             let after = labels(other, medium, operation, SEQUENTIAL, LINK_SIZE);
             let to = if other == DIRECT { "without iSCSI" } else { other };

@@ -9,10 +9,10 @@ use crate::report::Cell;
 fn the_plans_can_be_carried_out_and_the_quick_one_is_quick() {
     soundness::plans(&Trinkle);
     let plan = Trinkle.plan(&soundness::choices(Scale::Full));
-    let [physical, virtual_] = [10 * 5 * 2; 2];
+    let [physical, virtual_] = [10 * 8 * 2; 2];
     // Three levels with three faults for each target, and its features.
-    let (recovery, features, suspension) = (3 * 3 * 5, 5, 1);
-    let (clones, others) = (2 * 5, 2 * 3 * 5 + 3 * 5 * 2 + 12);
+    let (recovery, features, suspension) = (3 * 3 * 8, 8, 1);
+    let (clones, others) = (2 * 8, 2 * 3 * 8 + 3 * 8 * 2 + 12);
     assert_eq!(
         plan.points.len(),
         physical + virtual_ + clones + others + recovery + features + suspension
@@ -36,7 +36,7 @@ fn a_target_that_failed_says_why_and_the_others_are_ranked() {
     let run = soundness::run(&Trinkle, Scale::Quick, &failures);
     let report = soundness::report(&Trinkle, &run);
     soundness::says(&report, "istgt is not installed");
-    let leaders = leaders(&run);
+    let leaders = leaders(&run, &run.values(TARGET));
     assert_eq!(leaders.len(), 20);
     assert!(leaders.iter().all(|leader| leader.target != "istgt"));
 }

@@ -68,7 +68,7 @@ pub(super) fn points(
 
 /// Returns the target of the thesis that a target of ours corresponds to. Its IET had the configuration of tgt.
 fn theirs(target: &str) -> Option<&'static str> {
-    match target {
+    match target.strip_suffix("-in-guest").unwrap_or(target) {
         "tgt" => Some(THEIRS[0]),
         "scst" => Some(THEIRS[1]),
         "lio" => Some(THEIRS[2]),
