@@ -280,9 +280,10 @@ fn control(error: &ClientError) -> (u8, Option<&'static str>) {
 
 fn study(error: &RunError) -> Option<u8> {
     match error {
-        RunError::NoCell { .. } | RunError::Twice { .. } | RunError::OtherPlan { .. } => {
-            Some(USAGE)
-        }
+        RunError::NoLabel { .. }
+        | RunError::NoCell { .. }
+        | RunError::Twice { .. }
+        | RunError::OtherPlan { .. } => Some(USAGE),
         RunError::NothingToResume { .. } => Some(NOT_FOUND),
         RunError::Folder { source, .. } if source.kind() == ErrorKind::NotFound => Some(NOT_FOUND),
         RunError::Archive(ArchiveError::Held { .. }) => Some(CONFLICT),

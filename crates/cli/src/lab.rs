@@ -100,6 +100,9 @@ pub(crate) struct LoadArguments {
     /// Duration of the load before the measurement [default: 0.3, or that of the job]
     #[arg(long, value_name = "SECONDS")]
     warm_up: Option<f64>,
+    /// Time without any answer of the target after which the load fails [default: 10]
+    #[arg(long, value_name = "SECONDS")]
+    stall_limit: Option<f64>,
     /// I/Os per second of all sessions together, started on a fixed schedule. Latencies count from the scheduled start
     /// of an I/O. --depth limits the outstanding I/Os.
     #[arg(long, value_name = "IOPS")]
@@ -457,6 +460,9 @@ fn refine(options: &mut LoadOptions, arguments: &LoadArguments) -> anyhow::Resul
     }
     if let Some(seconds) = arguments.warm_up {
         options.warm_up = Duration::try_from_secs_f64(seconds).context("--warm-up")?;
+    }
+    if let Some(seconds) = arguments.stall_limit {
+        options.stall_limit = Duration::try_from_secs_f64(seconds).context("--stall-limit")?;
     }
     options.rate = arguments.rate.or(options.rate);
     options.distribution = arguments.distribution.unwrap_or(options.distribution);

@@ -150,7 +150,12 @@ fn main() -> ExitCode {
         Verb::Serve(arguments) => arguments.log_format,
         _ => LogFormat::Text,
     };
-    let level = if serves { LevelFilter::INFO } else { LevelFilter::WARN };
+    let level = match &arguments.verb {
+        _ if serves => LevelFilter::INFO,
+        // A study causes lost connections itself.
+        Verb::Lab(lab::Verb::Run(_)) => LevelFilter::ERROR,
+        _ => LevelFilter::WARN,
+    };
     start_logging(level, format, serves);
     let outcome = match arguments.verb {
         Verb::Serve(arguments) => serve::run(&arguments),

@@ -20,12 +20,13 @@ mod soundness;
 pub mod trinkle;
 mod virtual_initiator;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
 pub use guests::{GuestMeasurement, GuestPlan, GuestPoint};
-pub use runner::{RunError, Settings, Watcher, now, record, run};
+pub use runner::{RunError, Settings, Watcher, check, now, record, run};
 pub use virtual_initiator::VirtualInitiator;
 
 use crate::access::AccessPattern;
@@ -122,8 +123,17 @@ impl Plan {
         self.points.len() * self.repetitions as usize + in_guests
     }
 
+    /// Removes the targets under test that no cell has.
+    fn remove_unused_targets(&mut self) {
+        let used: BTreeSet<_> = self.points.iter().map(|point| point.target_under_test).collect();
+        let mut index = 0..;
+        self.targets_under_test.retain(|_| index.next().is_some_and(|index| used.contains(&index)));
+        for point in &mut self.points {
+            point.target_under_test = used.range(..point.target_under_test).count();
+        }
+    }
+
     /// Returns the labels of all cells.
-    #[cfg(test)]
     fn cells(&self) -> impl Iterator<Item = &Labels> {
         let in_guests = self.guest_points().iter().flat_map(|point| &point.cells);
         self.points.iter().map(|point| &point.labels).chain(in_guests)

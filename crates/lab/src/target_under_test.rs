@@ -12,7 +12,7 @@ pub mod istgt;
 mod nbdkit;
 mod running;
 pub mod sarsen;
-mod scst;
+pub mod scst;
 pub mod tgt;
 
 use std::fmt;
@@ -22,6 +22,7 @@ use std::str::FromStr;
 
 use sarsen_initiator::Url;
 use sarsen_initiator::nbd::NbdUrl;
+use sarsen_node::model::nearest;
 use sarsen_node::stores::CacheMode;
 
 use crate::folder::PrivateFolder;
@@ -428,19 +429,22 @@ impl FromStr for TargetUnderTest {
                 } else if let Some(path) = text.strip_prefix("direct:") {
                     Self::DirectPath(path.into())
                 } else if text.starts_with("nbd://") || text.starts_with("nbd+unix://") {
-                    Self::Nbd(text.parse().map_err(|error| no_target_under_test(&error))?)
+                    Self::Nbd(text.parse().map_err(|error| no_target_under_test(text, &error))?)
                 } else {
-                    Self::Iscsi(text.parse().map_err(|error| no_target_under_test(&error))?)
+                    Self::Iscsi(text.parse().map_err(|error| no_target_under_test(text, &error))?)
                 }
             }
         })
     }
 }
 
-fn no_target_under_test(error: &dyn fmt::Display) -> String {
+fn no_target_under_test(text: &str, error: &dyn fmt::Display) -> String {
+    let names = ["sarsen", "tgt", "istgt", "nbdkit", "direct"].into_iter();
+    let names: Vec<_> = names.chain(GuestTarget::ALL.map(GuestTarget::as_str)).collect();
     format!(
-        "this is not a target under test ({error}); write sarsen, tgt, istgt, nbdkit, lio, scst, \
-         sarsen-in-guest, tgt-in-guest, istgt-in-guest, direct, direct:PATH, iscsi://…, nbd://… or nbd+unix://…"
+        "this is not a target under test: {error}{} (known: {}, direct:PATH, iscsi://…, nbd://…, nbd+unix://…)",
+        nearest(text, names.iter().copied()),
+        names.join(", ")
     )
 }
 

@@ -12,7 +12,8 @@ use sarsen_lab::process;
 use sarsen_lab::record::{Outcome, Run, Scale};
 use sarsen_lab::report::{self, Format};
 use sarsen_lab::study::{self, Choices, Settings, Study, lunden};
-use sarsen_lab::target_under_test::{Medium, TargetUnderTest};
+use sarsen_lab::target_under_test::{GuestTarget, Medium, TargetUnderTest, scst};
+use sarsen_node::model::nearest;
 
 use super::archive;
 use super::progress::Progress;
@@ -105,6 +106,9 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .into());
     }
     let targets_under_test = arguments.targets_under_test()?;
+    if targets_under_test.contains(&TargetUnderTest::InGuest(GuestTarget::Scst)) {
+        scst::sources(arguments.scst.as_deref()).map_err(UsageError)?;
+    }
     let elsewhere = targets_under_test.iter().any(TargetUnderTest::is_elsewhere);
     let choices = Choices {
         links: !elsewhere && Network::can_be_apart().is_ok(),
@@ -122,6 +126,8 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         guests: arguments.guests.clone().unwrap_or_else(guest::usual_cache),
         scst: arguments.scst.clone(),
     };
+    // A refused command leaves no archive behind.
+    study::check(study, &choices, &settings)?;
     let archive = arguments.output.open()?;
     let mut progress = Progress::new();
     let ended = study::run(study, &choices, &settings, &archive, &mut progress);
@@ -213,6 +219,7 @@ fn run_lunden(arguments: &Arguments) -> anyhow::Result<Run> {
 pub(super) fn find(name: &str) -> anyhow::Result<&'static dyn Study> {
     study::find(name).ok_or_else(|| {
         let known: Vec<_> = study::ALL.iter().map(|study| study.name()).collect();
+        let hint = nearest(name, known.iter().copied());
         // An invalid name may be a misplaced URL with a secret.
         let is_name = name.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c));
         let what = if is_name {
@@ -220,7 +227,7 @@ pub(super) fn find(name: &str) -> anyhow::Result<&'static dyn Study> {
         } else {
             "this is no study".into()
         };
-        UsageError(format!("{what}; known: {}", known.join(", "))).into()
+        UsageError(format!("{what}{hint} (known: {})", known.join(", "))).into()
     })
 }
 

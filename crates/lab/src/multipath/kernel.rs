@@ -121,7 +121,7 @@ fn longest(said: &str) -> Result<Duration, String> {
     // Errors follow the result.
     let line = said.lines().next().unwrap_or_default();
     let load: LoadResult =
-        serde_json::from_str(line).map_err(|error| format!("{error} in the result: {said}"))?;
+        serde_json::from_str(line).map_err(|_| format!("the load failed: {}", said.trim_end()))?;
     if let Some(failure) = load.failure() {
         return Err(failure);
     }

@@ -55,7 +55,7 @@ begin_load() {
     before=$(written)
     {
         /sarsen lab load "/dev/$map" --cache none --json --destroy --block-size 4KiB --read 50 --random 100 --depth 8 --warm-up 0 \
-            --seconds "$1" >/run/result.new 2>/run/errors || cat /run/errors >>/run/result.new
+            --seconds "$1" --stall-limit "$1" >/run/result.new 2>/run/errors || cat /run/errors >>/run/result.new
         mv /run/result.new /run/result
     } &
     until_true 60 has_written $((before + 400)) || { cat /run/result*; return 1; }

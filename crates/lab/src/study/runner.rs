@@ -1,9 +1,10 @@
 //! Runs a study's plan: the network, the targets under test, then each cell. The runner stores each result at once.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
+use sarsen_node::model::nearest;
 use sarsen_node::stores::CacheMode;
 
 use super::guests::Guests;
@@ -62,13 +63,21 @@ pub enum RunError {
     /// The archive returned an error.
     #[error(transparent)]
     Archive(#[from] ArchiveError),
-    /// No cell has the selected labels.
-    #[error("no cell of this run has {only}; the cells have {known}")]
+    /// No cell has a selected label.
+    #[error("no cell of this run has {label}{hint} (known: {known})")]
+    NoLabel {
+        /// The dimension, or the dimension and the value.
+        label: String,
+        /// What may have been meant.
+        hint: String,
+        /// The dimensions, or the values of the dimension.
+        known: String,
+    },
+    /// No cell has all selected labels.
+    #[error("no cell of this run has all of these labels: {only}")]
     NoCell {
         /// The selected labels.
         only: String,
-        /// The dimensions and their values.
-        known: String,
     },
     /// Two targets under test have the same name.
     #[error("{name} is given twice; name each target once")]
@@ -108,6 +117,11 @@ pub enum RunError {
         #[source]
         source: std::io::Error,
     },
+}
+
+/// Checks the choices and settings of a run, which begins nothing.
+pub fn check(study: &dyn Study, choices: &Choices, settings: &Settings) -> Result<(), RunError> {
+    plan(study, choices, settings).map(drop)
 }
 
 /// Runs a study and returns the stored run. Failed cells are stored as failed, and the others continue.
@@ -226,12 +240,13 @@ fn plan(study: &dyn Study, choices: &Choices, settings: &Settings) -> Result<Pla
             return Err(RunError::Twice { name });
         }
     }
-    let selectable = || {
-        let in_guests = plan.guest_points().iter().flat_map(|point| &point.cells);
-        plan.points.iter().map(|point| &point.labels).chain(in_guests)
-    };
-    if !selectable().any(|labels| is_wanted(labels, &settings.only)) {
-        return Err(no_cell(selectable(), &settings.only));
+    if let Some(label) = settings.only.iter().find(|label| !has(&plan, label)) {
+        let full = study.plan(&Choices { scale: Scale::Full, ..choices.clone() });
+        return Err(no_label(&plan, &full, label));
+    }
+    if !plan.cells().any(|labels| is_wanted(labels, &settings.only)) {
+        let only = settings.only.iter().map(|(dimension, value)| format!("{dimension}={value}"));
+        return Err(RunError::NoCell { only: only.collect::<Vec<_>>().join(", ") });
     }
     plan.points.retain(|point| is_wanted(&point.labels, &settings.only));
     if let Some(guests) = &mut plan.guests {
@@ -242,6 +257,7 @@ fn plan(study: &dyn Study, choices: &Choices, settings: &Settings) -> Result<Pla
     }
     let volumes = std::mem::take(&mut plan.volumes);
     plan.volumes = volumes.into_iter().filter(|volume| plan.uses(&volume.name)).collect();
+    plan.remove_unused_targets();
     Ok(plan)
 }
 
@@ -253,20 +269,28 @@ fn is_wanted(labels: &Labels, only: &[(String, String)]) -> bool {
     })
 }
 
-fn no_cell<'a>(cells: impl Iterator<Item = &'a Labels>, only: &[(String, String)]) -> RunError {
-    let mut dimensions: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for (dimension, value) in cells.flat_map(Labels::iter) {
-        let values = dimensions.entry(dimension).or_default();
-        if !values.contains(&value) {
-            values.push(value);
-        }
-    }
-    let known = dimensions.iter().map(|(name, values)| format!("{name} ({})", values.join(", ")));
-    let only = only.iter().map(|(dimension, value)| format!("{dimension} {value}"));
-    RunError::NoCell {
-        only: only.collect::<Vec<_>>().join(", "),
-        known: known.collect::<Vec<_>>().join("; "),
-    }
+/// Whether a cell of a plan has a label.
+fn has(plan: &Plan, (dimension, value): &(String, String)) -> bool {
+    plan.cells().any(|labels| labels.value(dimension) == Some(value))
+}
+
+/// Returns the error for a label that no cell of a plan has.
+fn no_label(plan: &Plan, full: &Plan, label: &(String, String)) -> RunError {
+    let (dimension, value) = label;
+    let values: BTreeSet<_> = plan.cells().filter_map(|cell| cell.value(dimension)).collect();
+    let (name, word, known) = if values.is_empty() {
+        let dimensions = plan.cells().flat_map(Labels::iter).map(|(dimension, _)| dimension);
+        (dimension.clone(), dimension, dimensions.collect())
+    } else {
+        (format!("{dimension}={value}"), value, values)
+    };
+    let hint = if has(full, label) {
+        "; a full run has it (--full)".into()
+    } else {
+        nearest(word, known.iter().copied())
+    };
+    let known = known.into_iter().collect::<Vec<_>>().join(", ");
+    RunError::NoLabel { label: name, hint, known }
 }
 
 /// Returns the number of planned measurements, including the limits.

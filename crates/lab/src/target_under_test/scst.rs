@@ -33,24 +33,28 @@ const SCRIPT: &str = include_str!("scst.sh");
 const COPY_LIMIT: Duration = Duration::from_secs(60);
 const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 
+/// Returns the folder with the sources of SCST, or the reason why there are none.
+pub fn sources(folder: Option<&Path>) -> Result<&Path, String> {
+    let Some(folder) = folder else {
+        return Err("Debian has no package of SCST: clone https://github.com/SCST-project/scst, and name its folder with --scst".into());
+    };
+    match SOURCES.iter().find(|part| !folder.join(part).exists()) {
+        None => Ok(folder),
+        Some(part) => Err(format!(
+            "{} has no {part}: these are not the sources of SCST, whose folder --scst names",
+            folder.display()
+        )),
+    }
+}
+
 /// Returns a guest with SCST, which is built from its sources in a folder unless that was done before. `cache` is the
 /// folder that keeps what guests boot from.
 pub(super) fn in_guest(
     images: &[Image],
-    sources: Option<&Path>,
+    folder: Option<&Path>,
     cache: &Path,
 ) -> Result<Contents, TargetUnderTestError> {
-    let Some(sources) = sources else {
-        let reason = "Debian has no package of SCST: clone https://github.com/SCST-project/scst, and name its folder with --scst";
-        return Err(TargetUnderTestError::Unable(reason.into()));
-    };
-    if let Some(part) = SOURCES.iter().find(|part| !sources.join(part).exists()) {
-        let reason = format!(
-            "{} has no {part}: these are not the sources of SCST, whose folder --scst names",
-            sources.display()
-        );
-        return Err(TargetUnderTestError::Unable(reason));
-    }
+    let sources = sources(folder).map_err(TargetUnderTestError::Unable)?;
     let built = build(sources, cache).map_err(|error| match error {
         GuestError::Process(ProcessError::Start { .. }) => {
             TargetUnderTestError::Unable(format!("SCST cannot be built: {error}"))

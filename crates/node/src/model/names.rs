@@ -133,7 +133,7 @@ pub fn is_iscsi_name_byte(byte: u8) -> bool {
 }
 
 /// Returns "; did you mean …?" with the candidate that is nearest to a misspelt word.
-pub(crate) fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> String {
+pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> String {
     candidates
         .map(|candidate| (strsim::damerau_levenshtein(word, candidate), candidate))
         .min()

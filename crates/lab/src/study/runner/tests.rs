@@ -322,12 +322,40 @@ fn cells_are_chosen_by_any_of_the_values_of_every_dimension() {
     assert_eq!(chosen(&[("test", "a"), ("test", "c")]), 4);
     assert_eq!(chosen(&[("test", "a"), ("test", "c"), ("target", "1")]), 2);
     assert_eq!(chosen(&[("test", "a"), ("tset", "a")]), 0);
-    let error =
-        no_cell(points.iter().map(|point| &point.labels), &[pair(&("test", "d"))]).to_string();
-    assert_eq!(
-        error,
-        "no cell of this run has test d; the cells have target (0, 1); test (a, b, c)"
+}
+
+#[test]
+fn labels_that_no_cell_has_are_refused_with_those_that_cells_have() {
+    let fixture = RunnerFixture::new(vec![TargetUnderTest::Sarsen]);
+    let refused = |only: &[(&str, &str)]| {
+        let pair = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        let settings =
+            Settings { only: only.iter().map(pair).collect(), ..fixture.settings.clone() };
+        let choices = Choices { targets_under_test: Vec::new(), ..fixture.choices.clone() };
+        plan(&crate::study::trinkle::Trinkle, &choices, &settings).unwrap_err().to_string()
+    };
+    let dimension = refused(&[("tset", "Maximum IOPS")]);
+    assert!(dimension.contains("has tset; did you mean test?"), "{dimension}");
+    // The other value does not hide it.
+    let value = refused(&[("target", "sarsen"), ("target", "sarsne")]);
+    assert!(value.contains("has target=sarsne; did you mean sarsen?"), "{value}");
+    let full = refused(&[("target", "lio")]);
+    assert!(full.contains("has target=lio; a full run has it (--full)"), "{full}");
+    let both = refused(&[("features", "offered"), ("test", "Maximum IOPS")]);
+    assert!(
+        both.ends_with("has all of these labels: features=offered, test=Maximum IOPS"),
+        "{both}"
     );
+}
+
+#[test]
+fn targets_without_cells_are_not_started() {
+    let mut fixture = RunnerFixture::new(Vec::new());
+    fixture.choices.targets_under_test.clear();
+    fixture.settings.only = vec![("target".into(), "istgt".into())];
+    let plan = plan(&crate::study::trinkle::Trinkle, &fixture.choices, &fixture.settings).unwrap();
+    assert_eq!(plan.targets_under_test, [TargetUnderTest::Istgt]);
+    assert!(plan.points.iter().all(|point| point.target_under_test == 0));
 }
 
 /// A study of one cell with this measurement.
