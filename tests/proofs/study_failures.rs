@@ -112,11 +112,13 @@ fn invalid_arguments_are_refused_before_start() -> Result<()> {
     let twice = ["-c", "iscsi://a/iqn.2026-11.proof:x/0", "-c", "iscsi://b/iqn.2026-11.proof:x/0"];
     for (arguments, code, reported) in [
         (["run", "nothing"].as_slice(), USAGE, "known: trinkle"),
-        (&["run", "trinkle", "-c", "ietd"], USAGE, "write sarsen, tgt"),
+        (&["run", "trinkle", "-c", "ietd"], USAGE, "(known: sarsen, tgt, "),
+        (&["run", "trinkle", "-c", "istgtt"], USAGE, "; did you mean istgt?"),
+        (&["run", "trinkle", "-c", "scst"], USAGE, "name its folder with --scst"),
         (&["run", "trinkle", "--report", "r.pdf"], USAGE, "must be one of .html"),
         (&["run", "trinkle", "--report", "no/r.html"], USAGE, "folder no does not exist"),
-        (&["run", "trinkle", "--only", "test=No such"], USAGE, "Maximum IOPS, "),
-        (&["run", "trinkle", "--only", "tset=Maximum IOPS"], USAGE, "test (Maximum"),
+        (&["run", "trinkle", "--only", "test=No such"], USAGE, "| Maximum IOPS | "),
+        (&["run", "trinkle", "--only", "tset=Maximum IOPS"], USAGE, "; did you mean test?"),
         (&["run", "trinkle", "--only", "test"], USAGE, "write LABEL=VALUE"),
         (&["run", "trinkle", "--medium", "tape"], USAGE, "write ram or disk"),
         (&["run", "trinkle", "--full", "--quick"], USAGE, "cannot be used with"),

@@ -481,7 +481,13 @@ const EXAMPLES: &[(&str, &[Example])] = &[
             ),
         ],
     ),
-    ("lab studies", &[("List the studies", "sarsen lab studies")]),
+    (
+        "lab studies",
+        &[
+            ("List the studies", "sarsen lab studies"),
+            ("Show how long one takes, and what --only may select", "sarsen lab studies trinkle"),
+        ],
+    ),
     ("lab specs", &[("List the access specifications", "sarsen lab specs")]),
     ("lab runs", &[("List the archived runs", "sarsen lab runs")]),
     (

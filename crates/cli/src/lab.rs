@@ -4,6 +4,7 @@ mod archive;
 mod progress;
 mod results;
 mod run;
+mod studies;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,6 @@ use sarsen_lab::distribution::Distribution;
 use sarsen_lab::files::{FileLoad, FileOperation, FileResult};
 use sarsen_lab::load::{self, DirectionResult, Endpoint, LoadError, LoadOptions, LoadResult};
 use sarsen_lab::mix::Mix;
-use sarsen_lab::study;
 use sarsen_lab::trace::{self, Format, Synthetic};
 use sarsen_lab::{fio, icf};
 use sarsen_node::config::parse_size;
@@ -41,8 +41,10 @@ pub(crate) enum Verb {
     /// Run a study: measure several targets as a published comparison did, and report the figures beside the
     /// published ones.
     Run(run::Arguments),
-    /// List the studies.
+    /// List the studies, or show what a study measures: its size, and the labels of its cells.
     Studies {
+        /// The study.
+        study: Option<String>,
         /// Print each study as one line of JSON.
         #[arg(long)]
         json: bool,
@@ -201,17 +203,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Load(arguments) => run_load(&arguments),
         Verb::Replay(arguments) => run_replay(&arguments),
         Verb::Run(arguments) => run::run(&arguments),
-        Verb::Studies { json } => {
-            for study in study::ALL {
-                let (name, about) = (study.name(), study.about());
-                print_line(&if json {
-                    serde_json::json!({ "study": name, "about": about }).to_string()
-                } else {
-                    format!("{name}: {about}")
-                })?;
-            }
-            Ok(())
-        }
+        Verb::Studies { study, json } => studies::list(study.as_deref(), json),
         Verb::Specs(arguments) => list_specs(&arguments),
         Verb::Runs(arguments) => archive::list(&arguments),
         Verb::Report(arguments) => archive::report(&arguments),

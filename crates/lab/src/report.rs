@@ -23,7 +23,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::record::Run;
-pub use words::{one_line, utc};
+pub use words::{duration, one_line, utc};
 
 /// The format of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,6 +13,7 @@ mod layout;
 pub mod lu_du;
 pub mod lunden;
 pub mod novell;
+mod outline;
 mod recovery;
 mod runner;
 #[cfg(test)]
@@ -26,6 +27,7 @@ use std::path::Path;
 use std::time::Duration;
 
 pub use guests::{GuestMeasurement, GuestPlan, GuestPoint};
+pub use outline::{Dimension, Extent, Outline, outline};
 pub use runner::{RunError, Settings, Watcher, check, now, record, run};
 pub use virtual_initiator::VirtualInitiator;
 
@@ -54,6 +56,20 @@ pub struct Choices {
     pub links: bool,
     /// The seed of the pseudorandom numbers.
     pub seed: u64,
+}
+
+impl Choices {
+    /// Returns the choices of a study for its targets, media and links.
+    pub fn of_study(scale: Scale) -> Self {
+        Self {
+            scale,
+            targets_under_test: Vec::new(),
+            medium: None,
+            destroy: false,
+            links: true,
+            seed: 1,
+        }
+    }
 }
 
 /// A study.

@@ -54,7 +54,7 @@ pub(crate) struct Arguments {
     /// Continue the newest interrupted run of the same study, scale and targets.
     #[arg(long)]
     resume: bool,
-    /// Measure only the cells with this label, such as `test=Exchange 2003`. Several may be given: several values of one
+    /// Measure only the cells with this label, such as `test=Exchange 2003`: see `sarsen lab studies STUDY`. Several may be given: several values of one
     /// label select the cells of each, and a cell must have all labels.
     #[arg(long, value_name = "LABEL=VALUE", value_parser = parse_label)]
     only: Vec<(String, String)>,

@@ -21,7 +21,7 @@ const MEMORY_MIB: u32 = 768;
 /// Number of paths.
 const LINKS: usize = 2;
 /// How long the load lasts after the failover, by the formula of the timers.
-const AFTER: Duration = Duration::from_secs(6);
+const AFTER: Duration = Duration::from_secs(15);
 /// Emulation is slow, and slower under other load.
 const LIMIT: Duration = Duration::from_secs(240);
 

@@ -38,7 +38,7 @@ fn civil(days: u64) -> (u64, u64, u64) {
 }
 
 /// Formats a duration: `2 h 03 min`, `1 min 05 s`, `7 s`.
-pub(super) fn duration(seconds: u64) -> String {
+pub fn duration(seconds: u64) -> String {
     let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     if hours > 0 {
         format!("{hours}\u{a0}h {minutes:02}\u{a0}min")

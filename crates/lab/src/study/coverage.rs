@@ -7,7 +7,6 @@ use std::fmt::Write as _;
 
 use serde::Deserialize;
 
-use super::soundness::choices;
 use super::{ALL, Choices, Plan, Study};
 use crate::record::{Labels, Scale};
 use crate::target_under_test::TargetUnderTest;
@@ -108,7 +107,7 @@ fn how(study: &str, cells: &str) -> String {
         return "the limits in each report".into();
     }
     let study = super::find(name).unwrap_or_else(|| panic!("no study {name}"));
-    let is_quick = have(&[study.plan(&choices(Scale::Quick))], &labels);
+    let is_quick = have(&[study.plan(&Choices::of_study(Scale::Quick))], &labels);
     let mut command = format!("`{name}{}", if is_quick { "" } else { " --full" });
     let (_, cells) = cells.split_once(": ").unwrap_or(("", cells));
     for label in cells.split(", ") {
@@ -122,7 +121,7 @@ fn how(study: &str, cells: &str) -> String {
 
 /// Returns the complete plans of a study: with its own targets, and with the stripes that only sarsen has.
 fn plans(study: &dyn Study) -> Vec<Plan> {
-    let default = choices(Scale::Full);
+    let default = Choices::of_study(Scale::Full);
     let sarsen = Choices { targets_under_test: vec![TargetUnderTest::Sarsen], ..default.clone() };
     [default, sarsen].iter().map(|choices| study.plan(choices)).collect()
 }

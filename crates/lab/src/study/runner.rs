@@ -289,7 +289,7 @@ fn no_label(plan: &Plan, full: &Plan, label: &(String, String)) -> RunError {
     } else {
         nearest(word, known.iter().copied())
     };
-    let known = known.into_iter().collect::<Vec<_>>().join(", ");
+    let known = known.into_iter().collect::<Vec<_>>().join(" | ");
     RunError::NoLabel { label: name, hint, known }
 }
 

@@ -18,25 +18,13 @@ const QUICK_LIMIT: Duration = Duration::from_secs(120);
 /// The same in guests, which have no volumes to fill, and take a minute to boot.
 const QUICK_GUEST_LIMIT: Duration = Duration::from_secs(240);
 
-/// Returns choices with the study's defaults.
-pub(super) fn choices(scale: Scale) -> Choices {
-    Choices {
-        scale,
-        targets_under_test: Vec::new(),
-        medium: None,
-        destroy: false,
-        links: true,
-        seed: 1,
-    }
-}
-
 /// Checks that the plans refer only to their own objects, that no cell occurs twice, and that the quick plan is quick.
 pub(super) fn plans(study: &dyn Study) {
     for scale in [Scale::Quick, Scale::Full] {
-        let without_links = study.plan(&Choices { links: false, ..choices(scale) });
+        let without_links = study.plan(&Choices { links: false, ..Choices::of_study(scale) });
         check(&without_links);
         assert!(without_links.links.iter().all(|link| *link == LinkProfile::loopback()));
-        let plan = study.plan(&choices(scale));
+        let plan = study.plan(&Choices::of_study(scale));
         check(&plan);
         let is_quick_in_guests = scale == Scale::Quick && plan.points.is_empty();
         assert!(plan.repetitions > 1 || is_quick_in_guests, "one value has no interval");
@@ -76,7 +64,7 @@ fn check(plan: &Plan) {
 
 /// Returns a finished run in which every cell was measured, except those with these labels.
 pub(super) fn run(study: &dyn Study, scale: Scale, failures: &[(Labels, &str)]) -> Run {
-    run_of(study, &choices(scale), failures)
+    run_of(study, &Choices::of_study(scale), failures)
 }
 
 /// Returns the same with other choices.

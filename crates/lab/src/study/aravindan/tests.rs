@@ -6,7 +6,7 @@ use crate::report::Block;
 #[test]
 fn the_plans_can_be_carried_out_and_the_quick_one_is_quick() {
     soundness::plans(&Aravindan);
-    let plan = Aravindan.plan(&soundness::choices(Scale::Full));
+    let plan = Aravindan.plan(&Choices::of_study(Scale::Full));
     let in_a_machine = 4 * 3 * 2 + 2;
     let targets = 9;
     // The features of all but the bare medium, and six forms of a session with three faults each.

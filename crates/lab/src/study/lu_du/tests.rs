@@ -5,7 +5,7 @@ use crate::published;
 #[test]
 fn a_target_that_the_lab_does_not_start_needs_one_volume() {
     let target: TargetUnderTest = "iscsi://192.0.2.1/iqn.2026-11.example:a/0".parse().unwrap();
-    let choices = Choices { targets_under_test: vec![target], ..soundness::choices(Scale::Full) };
+    let choices = Choices { targets_under_test: vec![target], ..Choices::of_study(Scale::Full) };
     let plan = LuDu.plan(&choices);
     assert_eq!(plan.volumes.len(), 1);
     assert!(plan.points.iter().all(|point| point.volume == VOLUME));
@@ -14,7 +14,7 @@ fn a_target_that_the_lab_does_not_start_needs_one_volume() {
 #[test]
 fn the_plans_can_be_carried_out_and_the_quick_one_is_quick() {
     soundness::plans(&LuDu);
-    let plan = LuDu.plan(&soundness::choices(Scale::Full));
+    let plan = LuDu.plan(&Choices::of_study(Scale::Full));
     let trace = plan.points.iter().filter(|point| point.labels.value(PART) == Some(TRACE));
     assert_eq!(trace.count(), 3 * 3 + 1, "three over three networks, one over none");
     assert!(plan.volumes[0].bytes > LU_DU_TRACE.last_lba * 512 + u64::from(TRACE_BYTES));
@@ -48,7 +48,7 @@ fn a_quick_run_imitates_networks_for_one_target_alone() {
             TargetUnderTest::Istgt,
             TargetUnderTest::Tgt,
         ],
-        ..soundness::choices(Scale::Quick)
+        ..Choices::of_study(Scale::Quick)
     };
     let plan = LuDu.plan(&choices);
     let far: Vec<_> = plan.points.iter().filter(|point| point.link == "wan").collect();

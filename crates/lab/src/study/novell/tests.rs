@@ -6,7 +6,7 @@ use crate::record::Outcome;
 #[test]
 fn the_plans_can_be_carried_out_and_the_quick_one_is_quick() {
     soundness::plans(&Novell);
-    let plan = Novell.plan(&soundness::choices(Scale::Full));
+    let plan = Novell.plan(&Choices::of_study(Scale::Full));
     // Eleven sizes of sequential writes and eight of each other access, on two media, for four targets.
     let sweep = (11 + 3 * 8) * 2 * 4;
     // Two operations over eight links, and large writes over one.
@@ -46,7 +46,7 @@ fn one_medium_and_one_target_are_enough() {
     let choices = Choices {
         targets_under_test: vec![TargetUnderTest::Tgt],
         medium: Some(Medium::Ram),
-        ..soundness::choices(Scale::Quick)
+        ..Choices::of_study(Scale::Quick)
     };
     let plan = Novell.plan(&choices);
     assert_eq!(plan.targets_under_test, [TargetUnderTest::Tgt, TargetUnderTest::Direct]);

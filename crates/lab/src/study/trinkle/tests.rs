@@ -8,7 +8,7 @@ use crate::report::Cell;
 #[test]
 fn the_plans_can_be_carried_out_and_the_quick_one_is_quick() {
     soundness::plans(&Trinkle);
-    let plan = Trinkle.plan(&soundness::choices(Scale::Full));
+    let plan = Trinkle.plan(&Choices::of_study(Scale::Full));
     let [physical, virtual_] = [10 * 8 * 2; 2];
     // Three levels with three faults for each target, and its features.
     let (recovery, features, suspension) = (3 * 3 * 8, 8, 1);
@@ -43,7 +43,7 @@ fn a_target_that_failed_says_why_and_the_others_are_ranked() {
 
 #[test]
 fn without_links_the_figures_stand_beside_those_with_standard_frames() {
-    let choices = Choices { links: false, ..soundness::choices(Scale::Quick) };
+    let choices = Choices { links: false, ..Choices::of_study(Scale::Quick) };
     let run = soundness::run_of(&Trinkle, &choices, &[]);
     let report = soundness::report(&Trinkle, &run);
     assert!(between_frames(&run).is_none());
@@ -65,7 +65,7 @@ fn alignment_run(mb_per_s: impl Fn(&str) -> f64) -> Run {
 
 #[test]
 fn alignment_is_measured_on_equal_volumes_of_targets_with_stripes() {
-    let plan = Trinkle.plan(&soundness::choices(Scale::Quick));
+    let plan = Trinkle.plan(&Choices::of_study(Scale::Quick));
     let [whole, striped] = ["lun", "raid"]
         .map(|name| plan.volumes.iter().find(|volume| volume.name == name).unwrap().clone());
     assert_eq!(striped.striping.map(|striping| striping.stripe_bytes()), Some(256 << 10));
@@ -76,14 +76,14 @@ fn alignment_is_measured_on_equal_volumes_of_targets_with_stripes() {
     assert_eq!(cells, [(0, "mtu-9000"); 12]);
     assert_eq!(plan.targets_under_test[0], TargetUnderTest::Sarsen);
 
-    let disk = Choices { medium: Some(Medium::Disk), ..soundness::choices(Scale::Quick) };
+    let disk = Choices { medium: Some(Medium::Disk), ..Choices::of_study(Scale::Quick) };
     let plan = Trinkle.plan(&disk);
     let striped = plan.volumes.iter().find(|volume| volume.name == "raid").unwrap();
     assert_eq!((striped.medium, striped.cache), (Medium::Disk, CacheMode::None));
 
     let others = Choices {
         targets_under_test: vec![TargetUnderTest::Tgt],
-        ..soundness::choices(Scale::Quick)
+        ..Choices::of_study(Scale::Quick)
     };
     assert_eq!(Trinkle.plan(&others).volumes, [whole]);
     let run = soundness::run_of(&Trinkle, &others, &[]);
