@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 
 use crate::load::Endpoint;
 use crate::network::{LinkProfile, Network};
-use crate::record::{Measures, Outcome, figure};
+use crate::record::{Bucket, Measures, Outcome, figure};
 use crate::target_under_test::{Running, sarsen};
 pub use kernel::{Timers, failover as kernel_failover};
 
@@ -246,17 +246,17 @@ pub fn failover(fault: Fault, rounds: u32, seed: u64) -> Outcome {
     }
 }
 
-/// Returns the figures of interruptions.
+/// Returns the figures of interruptions, and their distribution.
 fn measures(mut gaps: Vec<Duration>) -> Outcome {
     gaps.sort_unstable();
-    let ms = |gap: Duration| gap.as_secs_f64() * 1e3;
-    let all: Vec<_> = gaps.iter().map(|gap| format!("{:.1}", ms(*gap))).collect();
+    let us = |gap: &Duration| gap.as_secs_f64() * 1e6;
     let mut measures = Measures::default();
     if let (Some(median), Some(longest)) = (gaps.get(gaps.len() / 2), gaps.last()) {
-        measures.figures.insert(FAILOVER_MS.into(), ms(*median));
-        measures.figures.insert(LONGEST_FAILOVER_MS.into(), ms(*longest));
+        measures.figures.insert(FAILOVER_MS.into(), us(median) / 1e3);
+        measures.figures.insert(LONGEST_FAILOVER_MS.into(), us(longest) / 1e3);
     }
-    measures.texts.insert("interruptions (ms)".into(), all.join(" "));
+    let bucket = |gap| Bucket { upper_us: us(gap), count: 1 };
+    measures.latencies = gaps.iter().map(bucket).collect();
     Outcome::Measured(measures)
 }
 

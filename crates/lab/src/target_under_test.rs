@@ -491,9 +491,9 @@ mod tests {
         }
         assert_eq!(url.parse(), Ok(TargetUnderTest::Iscsi(url.parse().unwrap())));
         let error = "ietd".parse::<TargetUnderTest>().unwrap_err();
-        assert!(error.contains("write sarsen, tgt"), "{error}");
+        assert!(error.contains("known: sarsen, tgt"), "{error}");
         let error = "nbd://h:0/e".parse::<TargetUnderTest>().unwrap_err();
-        assert!(error.contains("\"h:0\"") && error.contains("write sarsen, tgt"), "{error}");
+        assert!(error.contains("\"h:0\"") && error.contains("known: sarsen, tgt"), "{error}");
     }
 
     #[test]

@@ -166,7 +166,8 @@ pub(super) fn latency_lines(run: &Run, caption: &str, series: &[(&str, Labels)])
     })
 }
 
-fn exceeding(run: &Run, labels: &Labels) -> Vec<(f64, f64)> {
+/// Returns the histogram of the latencies of all repetitions. Several repetitions can have a bucket with the same upper end.
+pub(super) fn latencies(run: &Run, labels: &Labels) -> Vec<Bucket> {
     let mut buckets: Vec<Bucket> = Vec::new();
     for sample in run.cells(labels) {
         if let Outcome::Measured(measures) = &sample.outcome {
@@ -174,13 +175,18 @@ fn exceeding(run: &Run, labels: &Labels) -> Vec<(f64, f64)> {
         }
     }
     buckets.sort_by(|a, b| a.upper_us.total_cmp(&b.upper_us));
+    buckets
+}
+
+fn exceeding(run: &Run, labels: &Labels) -> Vec<(f64, f64)> {
+    let buckets = latencies(run, labels);
     // Archived counts can have any value: their sum may exceed 64 bits.
     let total: u128 = buckets.iter().map(|bucket| u128::from(bucket.count)).sum();
     let mut left = total;
     let mut points: Vec<(f64, f64)> = Vec::new();
     for Bucket { upper_us, count } in buckets {
         left -= u128::from(count);
-        // Each repetition can have a bucket with this upper bound: the last one determines the point.
+        // The last bucket with an upper end determines the point.
         points.pop_if(|(before, _)| *before == upper_us);
         // No I/O is above the last bucket, and a logarithmic axis has no zero.
         if left > 0 {

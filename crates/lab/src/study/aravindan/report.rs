@@ -30,14 +30,19 @@ const THEIR_RECOVERY: &str = "The study describes the three levels, and prefers 
                               it. It measured neither.";
 
 pub(super) fn report(run: &Run) -> Report {
-    let mut sections = vec![
-        beside_each_other(run),
-        meanings(),
-        against_writeback(run),
-        for_measuring(run),
-        order(run),
-        parallel_jobs::section(run),
-        costs(run),
+    let mut sections = Vec::new();
+    if !targets(run).is_empty() {
+        sections = vec![
+            beside_each_other(run),
+            meanings(),
+            against_writeback(run),
+            for_measuring(run),
+            order(run),
+            parallel_jobs::section(run),
+            costs(run),
+        ];
+    }
+    sections.extend([
         disks::section(run),
         attachments::section(run),
         migration::section(run),
@@ -45,7 +50,7 @@ pub(super) fn report(run: &Run) -> Report {
         power_failure::section(run),
         over_paths(run),
         failover(run),
-    ];
+    ]);
     let forms = [recovery::LEVELS, recovery::SECOND_CONNECTIONS].concat();
     sections.extend(recovery::section(run, &forms, THEIR_RECOVERY));
     sections.extend(features::section(run, THEIR_FEATURES));
@@ -80,17 +85,29 @@ fn mean(run: &Run, labels: &Labels, figure: &str) -> Option<f64> {
 }
 
 fn summary(run: &Run) -> Vec<String> {
-    let mut sentences = vec![format!(
-        "Reads, writes and a mix (70 % reads) on disk volumes in five cache modes: {}.",
-        targets(run).join(", ")
-    )];
+    let targets = targets(run);
+    let mut sentences = Vec::new();
+    if !targets.is_empty() {
+        sentences.push(format!(
+            "Reads, writes and a mix (70 % reads) on disk volumes in five cache modes: {}.",
+            targets.join(", ")
+        ));
+    }
     let (load, operation) = (LOADS[0].0, "write");
-    for target in targets(run) {
+    for target in targets {
         let of = |mode: &str| mean(run, &labels(target, mode, load, operation), figure::IOPS);
         if let Some((fast, durable)) = of("writeback").zip(of("directsync")) {
             sentences.push(format!(
                 "{target}, writes of {load}: {fast:.0} IOPS with writeback, {durable:.0} with \
                  directsync, where each of them is durable when it is acknowledged."
+            ));
+        }
+    }
+    for (name, labels) in failovers(run) {
+        if let Some(all) = Summary::of(&longest_requests(run, &labels)) {
+            sentences.push(format!(
+                "Failover, {name}: the longest request takes {:.0} ms (median of {}), at most {:.0} ms.",
+                all.median, all.count, all.max
             ));
         }
     }
@@ -284,7 +301,11 @@ fn order(run: &Run) -> Section {
             }
         }
     }
-    let mut blocks = vec![Block::Text(format!(
+    let heading = "The order of targets".into();
+    if rows.is_empty() {
+        return Section { heading, blocks: Vec::new() };
+    }
+    let text = Block::Text(format!(
         "In the study, {} were fastest in this order, for writes and for reads and writes of two \
          parallel jobs. For reads alone it found {FASTEST_READS} ahead of the other two, and supposed its cache \
          as the cause. STGT is the package tgt of Debian; the others are \
@@ -292,21 +313,17 @@ fn order(run: &Run) -> Section {
          active paths faster than an active and a passive path, teamed network cards and several \
          connections in one session.",
         ORDER.join(", ")
-    ))];
-    if !rows.is_empty() {
-        blocks.push(Block::Table(Table {
-            caption: "Targets from the fastest to the slowest, by means".into(),
-            columns: ["Operation", "Load", "Mode", "Here", "Here in guests", "Aravindan 2014"]
-                .map(Into::into)
-                .to_vec(),
-            rows,
-            notes: vec![
-                "The order alone does not show a difference: see the intervals above.".into(),
-            ],
-            ..Table::default()
-        }));
-    }
-    Section { heading: "The order of targets".into(), blocks }
+    ));
+    let table = Table {
+        caption: "Targets from the fastest to the slowest, by means".into(),
+        columns: ["Operation", "Load", "Mode", "Here", "Here in guests", "Aravindan 2014"]
+            .map(Into::into)
+            .to_vec(),
+        rows,
+        notes: vec!["The order alone does not show a difference: see the intervals above.".into()],
+        ..Table::default()
+    };
+    Section { heading, blocks: vec![text, Block::Table(table)] }
 }
 
 fn costs(run: &Run) -> Section {
@@ -426,18 +443,13 @@ fn failover(run: &Run) -> Section {
         notes,
         ..Table::default()
     };
-    let here = |fault: &str| {
-        let labels = Labels::new().with(FAILOVER, fault);
-        vec![
-            layout::text(fault),
-            layout::cell(run, &labels, FAILOVER_MS, 0),
-            layout::picked(run, &labels, LONGEST_FAILOVER_MS, LONGEST, 1.0, 0),
-        ]
-    };
+    let cases = failovers(run);
     let ours = Table {
-        caption: "Longest request when a path of this project's initiator fails, ms".into(),
-        columns: ["Fault", "median", "longest"].map(Into::into).to_vec(),
-        rows: run.values(FAILOVER).into_iter().map(here).collect(),
+        caption: "The longest request of each failover, ms".into(),
+        columns: ["Failover", "number", "shortest", "median", "90 %", "longest"]
+            .map(Into::into)
+            .to_vec(),
+        rows: cases.iter().map(|(name, labels)| distribution(run, name, labels)).collect(),
         notes: vec![
             "Eight requests of 4 KiB are open, half of them reads. After a target was killed, the time counts from its \
              next start; after all links were cut, from their return."
@@ -445,5 +457,40 @@ fn failover(run: &Run) -> Section {
         ],
         ..Table::default()
     };
-    Section { heading: "Failover".into(), blocks: vec![Block::Table(table), Block::Table(ours)] }
+    let series: Vec<_> =
+        cases.iter().map(|(name, labels)| (name.as_str(), labels.clone())).collect();
+    let chart = layout::latency_lines(run, "The longest request of each failover", &series);
+    let blocks = vec![Block::Table(table), Block::Table(ours), chart];
+    Section { heading: "Failover".into(), blocks }
+}
+
+/// Returns the measured kinds of failover, with their names.
+fn failovers(run: &Run) -> Vec<(String, Labels)> {
+    let of_ours = run
+        .values(FAILOVER)
+        .into_iter()
+        .map(|fault| (fault.to_owned(), Labels::new().with(FAILOVER, fault)));
+    let of_kernel = run.values(DM_MULTIPATH).into_iter().map(|timers| {
+        (format!("open-iscsi and dm-multipath, {timers}"), Labels::new().with(DM_MULTIPATH, timers))
+    });
+    of_ours.chain(of_kernel).collect()
+}
+
+/// Returns the longest request of each failover of all repetitions, in ms.
+fn longest_requests(run: &Run, labels: &Labels) -> Vec<f64> {
+    layout::latencies(run, labels).iter().map(|bucket| bucket.upper_us / 1e3).collect()
+}
+
+/// Returns the row with the distribution of a kind of failover.
+fn distribution(run: &Run, name: &str, labels: &Labels) -> Vec<Cell> {
+    let all = longest_requests(run, labels);
+    let mut row = vec![layout::text(name)];
+    let Some(last) = all.len().checked_sub(1) else {
+        row.extend((0..5).map(|_| layout::absent(run, labels)));
+        return row;
+    };
+    let at = |share: f64| all[(last as f64 * share).round() as usize];
+    row.push(layout::text(all.len().to_string()));
+    row.extend([0.0, 0.5, 0.9, 1.0].map(|share| layout::number(Some(at(share)), 1)));
+    row
 }
