@@ -369,12 +369,9 @@ fn outcome(result: &LoadResult) -> anyhow::Result<()> {
         let first = result.mismatched.first().map_or("", |first| &first.detail);
         bail!("{count} blocks differ from the written data, the first one: {first}");
     }
-    match result.errors {
-        0 => Ok(()),
-        errors => Err(anyhow!(
-            "{errors} I/Os failed, the first one with {}",
-            result.first_error.as_deref().unwrap_or("an unknown error")
-        )),
+    match result.failure() {
+        None => Ok(()),
+        Some(failure) => Err(anyhow!(failure)),
     }
 }
 

@@ -90,8 +90,10 @@ pub mod figure {
         P99_US = "p99_us";
         /// 99.9th percentile of the latency, µs.
         P999_US = "p999_us";
-        /// Maximum latency, µs.
+        /// Maximum latency, µs. The time without an answer at the end of the measurement counts, too.
         MAX_US = "max_us";
+        /// Maximum latency, % of the time of the measurement.
+        LONGEST_PERCENT = "longest_percent";
         /// Standard deviation of the latency, µs.
         DEVIATION_US = "deviation_us";
         /// CPU time of the target for each I/O, µs.

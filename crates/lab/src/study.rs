@@ -281,6 +281,9 @@ fn load_with(
 pub fn report(study: &dyn Study, run: &Run) -> Report {
     let mut report = study.report(run);
     report.remove_empty_parts();
+    if run.ended_at.is_none() {
+        report.summary.insert(0, "The run was interrupted or is in progress.".into());
+    }
     let names = run.targets_under_test.iter().map(String::as_str).collect();
     let [_, emulated] = TargetUnderTest::comparable(names);
     if !emulated.is_empty() {

@@ -11,6 +11,8 @@ const WAIT_PERCENT: f64 = 25.0;
 const BUSY_PERCENT: f64 = 95.0;
 /// Share of the processors' time from which on its loss to other virtual machines matters.
 const STEAL_PERCENT: f64 = 10.0;
+/// Share of the time of a measurement from which on a single I/O matters.
+const LONGEST_PERCENT: f64 = 50.0;
 /// Change of the wall clock from which on it is not that of a program that keeps the time. Such programs that keep the time change it by less.
 const STEP_MS: f64 = 1000.0;
 /// Ratio to its limit from which on a figure is above it. I/Os that end in a measurement may have begun before it.
@@ -38,6 +40,8 @@ pub(crate) enum Threat {
     ClientBusy(f64),
     /// The hypervisor gave the processors to others, %.
     Stolen(f64),
+    /// An I/O took this share of the measurement, %.
+    Unanswered(f64),
     /// The clock was changed, ms.
     ClockStepped(f64),
     /// A figure is above its limit, MB/s.
@@ -61,6 +65,11 @@ impl fmt::Display for Threat {
                 "the hypervisor gave {percent:.0} % of the processors' time to other virtual \
                  machines"
             ),
+            Self::Unanswered(percent) => write!(
+                f,
+                "an I/O took {percent:.0} % of the time of the measurement: the target did not answer, or the \
+                 measurement was too short"
+            ),
             Self::ClockStepped(ms) => write!(
                 f,
                 "the clock moved by {:.1} s: it was set, or the machine was suspended",
@@ -83,9 +92,10 @@ impl Threat {
     /// Returns how serious it is, in the unit of its kind.
     fn degree(&self) -> f64 {
         match self {
-            Self::ClientWaited(percent) | Self::ClientBusy(percent) | Self::Stolen(percent) => {
-                *percent
-            }
+            Self::ClientWaited(percent)
+            | Self::ClientBusy(percent)
+            | Self::Stolen(percent)
+            | Self::Unanswered(percent) => *percent,
             Self::ClockStepped(ms) => ms.abs(),
             Self::AboveLimit { value, .. } => *value,
         }
@@ -111,6 +121,7 @@ pub(crate) fn disturbances(measures: &Measures) -> impl Iterator<Item = Threat> 
         value(figure::CLIENT_WAIT_PERCENT).filter(from(WAIT_PERCENT)).map(Threat::ClientWaited),
         value(figure::CLIENT_BUSY_PERCENT).filter(from(BUSY_PERCENT)).map(Threat::ClientBusy),
         value(figure::STEAL_PERCENT).filter(from(STEAL_PERCENT)).map(Threat::Stolen),
+        value(figure::LONGEST_PERCENT).filter(from(LONGEST_PERCENT)).map(Threat::Unanswered),
         value(figure::CLOCK_STEP_MS).filter(from(STEP_MS)).map(Threat::ClockStepped),
     ];
     threats.into_iter().flatten()

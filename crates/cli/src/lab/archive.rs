@@ -14,7 +14,7 @@ use sarsen_lab::study;
 use serde_json::json;
 
 use super::run::find;
-use crate::exit::UsageError;
+use crate::exit::{NotFoundError, UsageError};
 use crate::output::{note, print_line, printed};
 
 #[derive(clap::Args)]
@@ -92,8 +92,18 @@ pub(super) fn open(path: Option<&Path>) -> anyhow::Result<Archive> {
     })
 }
 
+/// Opens an archive that exists. The usual one is empty before the first run.
+fn existing(path: Option<&Path>) -> anyhow::Result<Archive> {
+    match path {
+        Some(path) if !path.exists() => {
+            Err(NotFoundError(format!("the archive {} does not exist", path.display())).into())
+        }
+        _ => open(path),
+    }
+}
+
 pub(super) fn list(arguments: &RunsArguments) -> anyhow::Result<()> {
-    let runs = open(arguments.kept.archive.as_deref())?.runs()?;
+    let runs = existing(arguments.kept.archive.as_deref())?.runs()?;
     for run in &runs {
         let began = report::utc(run.began_at);
         if arguments.json {
@@ -114,7 +124,7 @@ pub(super) fn list(arguments: &RunsArguments) -> anyhow::Result<()> {
 }
 
 pub(super) fn report(arguments: &ReportArguments) -> anyhow::Result<()> {
-    let run = open(arguments.kept.archive.as_deref())?.run(arguments.run)?;
+    let run = existing(arguments.kept.archive.as_deref())?.run(arguments.run)?;
     let document = study::report(find(&run.study)?, &run);
     if let Some(folder) = &arguments.package {
         return report::package::write(&document, &run, folder)
@@ -134,7 +144,7 @@ pub(super) fn report(arguments: &ReportArguments) -> anyhow::Result<()> {
 }
 
 pub(super) fn show(arguments: &ShowArguments) -> anyhow::Result<()> {
-    let archive = open(arguments.kept.archive.as_deref())?;
+    let archive = existing(arguments.kept.archive.as_deref())?;
     let number = match arguments.run {
         Some(number) => number,
         None => archive
@@ -168,7 +178,7 @@ pub(super) fn show(arguments: &ShowArguments) -> anyhow::Result<()> {
 }
 
 pub(super) fn compare(arguments: &CompareArguments) -> anyhow::Result<()> {
-    let archive = open(arguments.kept.archive.as_deref())?;
+    let archive = existing(arguments.kept.archive.as_deref())?;
     let (before, after) = (archive.run(arguments.before)?, archive.run(arguments.after)?);
     let asked: Vec<_> = arguments.figures.iter().map(String::as_str).collect();
     let figures = if asked.is_empty() { &compare::USUAL[..] } else { &asked };
@@ -187,7 +197,7 @@ pub(super) fn compare(arguments: &CompareArguments) -> anyhow::Result<()> {
 }
 
 pub(super) fn remove(arguments: &RemoveArguments) -> anyhow::Result<()> {
-    Ok(open(arguments.kept.archive.as_deref())?.remove(arguments.run)?)
+    Ok(existing(arguments.kept.archive.as_deref())?.remove(arguments.run)?)
 }
 
 /// Returns the format of a file by its ending.

@@ -60,8 +60,7 @@ pub(super) fn put_on(
         }
     }
     let end = sarsen_io::time::now();
-    tally.tick(end);
-    tally.measuring = false;
+    tally.end_measurement(end);
     let usage = meter.stop(end)?;
     let backlog = clients.iter().map(|client| client.backlog(end)).sum();
     if options.verify {
@@ -165,13 +164,10 @@ impl Engine {
     ) -> Result<(), LoadError> {
         loop {
             let now = self.turn(clients, tally)?;
-            if end.is_some_and(|end| now >= end) {
-                return Ok(());
-            }
             if now.saturating_duration_since(tally.last_answer) > options.stall_limit {
                 return Err(LoadError::Stalled(options.stall_limit));
             }
-            if end.is_none() {
+            if end.is_none_or(|end| now >= end) {
                 return Ok(());
             }
         }

@@ -36,7 +36,7 @@ pub struct LoadResult {
     pub p99_us: f64,
     /// 99.9th percentile of the latency.
     pub p999_us: f64,
-    /// Longest latency.
+    /// Longest latency. The time without an answer at the end of the measurement counts, too.
     pub max_us: f64,
     /// Standard deviation of the latency.
     pub deviation_us: f64,
@@ -109,9 +109,15 @@ pub struct LoadResult {
 impl LoadResult {
     /// Returns the failure of a load with failed I/Os, regardless of its other results.
     pub fn failure(&self) -> Option<String> {
-        let first = self.first_error.as_deref().unwrap_or_default();
-        (self.errors > 0)
-            .then(|| format!("{} I/Os failed, the first one with {first}", self.errors))
+        if self.errors > 0 {
+            let first = self.first_error.as_deref().unwrap_or_default();
+            return Some(format!("{} I/Os failed, the first one with {first}", self.errors));
+        }
+        let is_silent = self.ios == 0 && self.max_us > 0.0;
+        is_silent.then(|| {
+            let seconds = self.max_us / 1e6;
+            format!("no I/O ended in the measurement: the target did not answer for {seconds:.1} s")
+        })
     }
 
     /// Returns the number of blocks that were read again and had the content that was written. A failed I/O, another content,
@@ -140,6 +146,7 @@ impl LoadResult {
             (figure::P99_US, Some(self.p99_us)),
             (figure::P999_US, Some(self.p999_us)),
             (figure::MAX_US, Some(self.max_us)),
+            (figure::LONGEST_PERCENT, Some(self.max_us / 1e4 / self.seconds)),
             (figure::DEVIATION_US, Some(self.deviation_us)),
             (figure::TARGET_CPU_US_PER_IO, self.target_cpu_us_per_io),
             (figure::CLIENT_CPU_US_PER_IO, Some(self.client_cpu_us_per_io)),
@@ -246,7 +253,7 @@ pub(super) fn result(
         p50_us: percentile(0.5),
         p99_us: percentile(0.99),
         p999_us: percentile(0.999),
-        max_us: all.max() as f64 / 1e3,
+        max_us: (all.max() as f64 / 1e3).max(tally.silence.as_secs_f64() * 1e6),
         deviation_us: all.stdev() / 1e3,
         target_cpu_us_per_io: known.then(|| per_io(target_ns)),
         client_cpu_us_per_io: per_io(client_ns),

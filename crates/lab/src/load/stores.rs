@@ -266,8 +266,7 @@ impl<'a> Engine<'a> {
         self.tally.start_measurement(begin, duration);
         self.run_until(duration.map(|duration| begin + duration)).await?;
         let end = sarsen_io::time::now();
-        self.tally.tick(end);
-        self.tally.measuring = false;
+        self.tally.end_measurement(end);
         let usage = meter.stop(end)?;
         let backlog = self.loads.iter().map(|load| load.work.backlog(end)).sum();
         if self.options.verify {
@@ -300,15 +299,15 @@ impl<'a> Engine<'a> {
                     all_drawn && self.shared.left.borrow().is_empty() && self.open.is_empty()
                 }
             };
-            if is_over {
-                return Ok(());
-            }
             if self.open.is_empty() {
                 // No response is pending.
                 self.tally.last_answer = now;
             }
             if now.saturating_duration_since(self.tally.last_answer) > self.options.stall_limit {
                 return Err(LoadError::Stalled(self.options.stall_limit));
+            }
+            if is_over {
+                return Ok(());
             }
             if outcome == IssueOutcome::SomeCompleted && self.open.is_empty() {
                 continue;

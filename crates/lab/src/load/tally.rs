@@ -29,6 +29,8 @@ pub(super) struct LoadCounters {
     pub(super) read_bytes: u64,
     pub(super) written_bytes: u64,
     pub(super) last_answer: Instant,
+    /// The time without an answer at the end of the measurement: open I/Os are older.
+    pub(super) silence: Duration,
     pub(super) errors: u64,
     pub(super) first_error: Option<String>,
     pub(super) course: IntervalCounts,
@@ -50,6 +52,7 @@ impl LoadCounters {
             read_bytes: 0,
             written_bytes: 0,
             last_answer: start,
+            silence: Duration::ZERO,
             errors: 0,
             first_error: None,
             course: IntervalCounts::new(start, None),
@@ -60,6 +63,13 @@ impl LoadCounters {
     pub(super) fn start_measurement(&mut self, now: Instant, duration: Option<Duration>) {
         self.course = IntervalCounts::new(now, duration);
         self.measuring = true;
+    }
+
+    /// Ends the measurement.
+    pub(super) fn end_measurement(&mut self, now: Instant) {
+        self.tick(now);
+        self.measuring = false;
+        self.silence = now.saturating_duration_since(self.last_answer);
     }
 
     /// Updates the time. The caller calls this before it counts the I/Os that ended by `now`.

@@ -1,4 +1,5 @@
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use sarsen_block::layers::{Fault, Faults, FaultyStore, Times};
 use sarsen_block::{Layer, MemoryStore, Reply, Request};
@@ -159,6 +160,36 @@ fn a_store_that_does_not_answer_is_given_up() {
     options.duration = Duration::from_secs(60);
     options.stall_limit = Duration::from_millis(50);
     assert!(matches!(run(&options), Err(LoadError::Stalled(_))));
+}
+
+#[test]
+fn an_io_that_is_open_at_the_end_is_not_left_out() {
+    /// Answers this number of I/Os.
+    struct Ceasing(Arc<dyn Store>, AtomicU32);
+    impl Layer for Ceasing {
+        fn inner(&self) -> &Arc<dyn Store> {
+            &self.0
+        }
+
+        fn handle<T: 'static>(
+            &self,
+            _: Request,
+            next: impl FnOnce(&dyn Store) -> Reply<T> + 'static,
+        ) -> Reply<T> {
+            let left = self.1.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
+            if left.is_ok() { next(&*self.0) } else { Answer::pending(std::future::pending()) }
+        }
+    }
+    for answered in [0, 1000] {
+        let mut options = options(memory(Ceasing(memory_store(), AtomicU32::new(answered))), 100);
+        (options.warm_up, options.duration) = (Duration::ZERO, Duration::from_millis(200));
+        let result = run(&options).unwrap();
+        assert_eq!(result.ios > 0, answered > 0, "{}", result.ios);
+        assert!(result.max_us > 100_000.0, "{}", result.max_us);
+        assert_eq!(result.failure().is_some(), answered == 0, "{:?}", result.failure());
+        let disturbances = result.disturbances().join("; ");
+        assert!(disturbances.contains("the target did not answer"), "{disturbances}");
+    }
 }
 
 #[test]
